@@ -111,8 +111,18 @@ def test_a_script_keeps_its_own_meaning_of_annotations(tmp_path: Path) -> None:
     assert not workload.programs[0].rigid
 
 
-def test_a_script_that_takes_long_is_not_run_at_other_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "_LONG_RUN_S", 0.0)
+@pytest.mark.parametrize(
+    ("limit", "value", "said"),
+    [
+        ("_LONG_RUN_S", 0.0, "runs took"),
+        ("_LONG_RUNS_S", 0.0, "runs took"),
+        ("_OF_FREE", -1e6, "at batch size 13 the script's data may not fit"),
+    ],
+)
+def test_a_script_that_takes_long_or_much_is_not_run_at_other_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, said: str
+) -> None:
+    monkeypatch.setattr(script, limit, value)
     (tmp_path / "train.py").write_text(LOOP.format(head="", batches="(torch.randn(24, 16) for _ in range(99))"))
     workload = script.capture_script(str(tmp_path / "train.py"), [], batch_size=24)
-    assert "recorded at one size only: a run takes" in workload.programs[0].rigid
+    assert f"recorded at one size only: {said}" in workload.programs[0].rigid

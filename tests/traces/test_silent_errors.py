@@ -129,6 +129,7 @@ def test_missing_ranks_and_a_single_one_are_said(public):
     few = analyse_traces([folder / f"megatron_kineto_{rank}.json.gz" for rank in (0, 1)])
     assert few.together is not None
     assert any("6 ranks of the run are missing" in note for note in few.together.notes)
+    assert " per step over 2 of 8 ranks, held by rank " in state_traces(few)[0]
     alone = analyse_traces([folder / "megatron_kineto_0.json.gz"])
     assert any("one rank of 8" in note for note in alone.ranks[0].notes)
 
@@ -297,8 +298,16 @@ def test_a_forecast_for_another_gpu_comes_first_and_has_no_error(public, capsys)
     assert main(["trace", str(public / "resnet50_t4_b.json.gz"), "--on", "a10"]) == 0
     first, second, *_ = out = capsys.readouterr().out.splitlines()
     assert first.startswith("Forecast on a10 (host time of this trace): ") and "measured on Tesla T4: " in first
-    assert "90 % interval" in second and "of kernel time is modelled" in second
+    assert "90 % interval" in second and "ms with the same host; 100% of kernel time is modelled" in second
     assert not any("off by" in line for line in out)
+
+
+@pytest.mark.parametrize(
+    ("trace", "platform", "low"), [("resnet50_t4_b", "t4", True), ("sam_false_a100", "a100-40gb", False)]
+)
+def test_a_low_clock_is_told_by_what_follows_it(public, capsys, trace, platform, low):
+    assert main(["trace", str(public / f"{trace}.json.gz"), "--on", platform]) == 0
+    assert ("the GPU's clock was probably low" in capsys.readouterr().out) == low
 
 
 def test_a_step_of_which_nothing_is_modelled_is_no_test_of_the_prediction(public, capsys):

@@ -154,7 +154,7 @@ def test_tables_of_a_torchrec_collection_are_those_of_a_fresh_capture(edit, writ
 
 
 @NEEDS_TORCHREC
-def test_lookups_that_share_a_table_are_refused():
+def test_lookups_that_share_a_table_have_equal_parts_of_it():
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
@@ -171,9 +171,38 @@ def test_lookups_that_share_a_table_are_refused():
         return lambda: tables(indices, offsets).sum().backward()
 
     step = capture_step(make_step, batch_size=8, name="shared")
-    for edit, why in (("drop-table=0", "share a table"), ("gpus=2", "several lookups share")):
-        with pytest.raises(TraincastError, match=why):
-            traincast.whatif(step, on="dgx-a100", edits=[edit])
+    with pytest.raises(TraincastError, match="share a table"):
+        traincast.whatif(step, on="dgx-a100", edits=["drop-table=0"])
+    alone, both = (traincast.predict(step, on="dgx-a100", gpus=gpus) for gpus in (1, 2))
+    rows = [t.spec.numel for program in both.workload.programs for op in program.ops for t in op.inputs
+            if op.name.startswith("fbgemm::split_embedding_codegen_forward") and t.spec.dtype == "float32"]  # fmt: skip
+    assert sum(rows) == 200 * WIDTH  # each table once
+    assert alone.memory.peak_bytes > 0 and any("equal parts" in note for note in both.warnings)
+    with pytest.raises(TraincastError, match="each for one lookup"):
+        traincast.shard(step, on="dgx-a100", gpus=2, torchrec=False, time_limit=0)
+
+
+@NEEDS_TORCHREC
+def test_rows_that_are_not_pooled_are_sharded():
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    def make_step(batch_size):
+        spec = (100, WIDTH, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+        tables = SplitTableBatchedEmbeddingBagsCodegen(
+            [spec, spec], pooling_mode=PoolingMode.NONE, device=torch.device("cuda")
+        )
+        indices = torch.zeros(6 * batch_size, dtype=torch.int64, device="cuda")
+        offsets = torch.arange(2 * batch_size + 1, device="cuda") * 3
+        return lambda: tables(indices, offsets).sum().backward()
+
+    step = capture_step(make_step, batch_size=8, name="unpooled")
+    both = traincast.predict(step, on="dgx-a100", gpus=2)
+    ops = [op for op in both.workload.programs[0].ops if op.name == "aten::cat"]
+    assert ops[0].outputs[0].spec.shape == (6 * 8, WIDTH)
 
 
 @NEEDS_TORCHREC

@@ -284,6 +284,7 @@ def plan(
     tokens_per_step: int | None = None,
     price: float | None = None,
     tokens: float | None = None,
+    tool: str | None = None,
     processes: int | None = None,
     progress: Callable[[float], None] = lambda _: None,
     **scenario: Unpack[StepFields],
@@ -292,9 +293,9 @@ def plan(
     first, each with the command that predicts it.
 
     The step is `global_batch` samples (default two per GPU), or as many as hold `tokens_per_step`. `price` is dollars
-    of one GPU for an hour, `tokens` those of the whole training. Other keywords are those of `predict`, but for what is
-    searched. A long search runs in `processes` (default one per core); the
-    plan is the same.
+    of one GPU for an hour, `tokens` those of the whole training. With a `tool` ("torchtitan", "deepspeed", ...) only
+    layouts that its launch file can state take part. Other keywords are those of `predict`, but for what is searched.
+    A long search runs in `processes` (default one per core); the plan is the same.
     """
     from traincast.planner.parallelism.plan import plan as answer
     from traincast.simulator.scenario.resolved import make_scenario
@@ -302,7 +303,7 @@ def plan(
 
     return answer(
         make_scenario({"workload": workload, "on": on, "gpus": gpus, **scenario}), tokens_per_step=tokens_per_step,
-        price=price, tokens=tokens, workers=search_workers(processes), progress=progress,
+        price=price, tokens=tokens, tool=tool, workers=search_workers(processes), progress=progress,
     )  # fmt: skip
 
 

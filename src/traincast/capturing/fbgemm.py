@@ -231,7 +231,8 @@ _KNOWN = "known"
 _COLUMNS, _ROWS = "D_offsets", "hash_size_cumsum"
 _TABLES = (
     "Tensor{} dev_weights, Tensor D_offsets, Tensor indices, Tensor offsets, Tensor? indice_weights, int total_D, "
-    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host, int vbe_output_size"
+    "int max_D, int[] rows, int[] dims, int total_rows, int pooling_mode, int host, int vbe_output_size, "
+    "int[] sharers"
 )
 
 
@@ -336,7 +337,7 @@ def _list_common_arguments(weights: torch.Tensor, given: dict[str, Any]) -> tupl
         weights, given["D_offsets"], given["indices"], given["offsets"], given.get("indice_weights"),
         int(given["total_D"]), int(given["max_D"]), _read_rows(given), _read_dims(given),
         weights.numel() // max(1, int(given["max_D"])), int(given["pooling_mode"]), int(_reads_host(given)),
-        int(given.get("vbe_output_size") or -1),
+        int(given.get("vbe_output_size") or -1), _count_sharers(given),
     )  # fmt: skip
 
 
@@ -361,10 +362,21 @@ def _read_dims(given: dict[str, Any]) -> list[int]:
 
 def _read_rows(given: dict[str, Any]) -> list[int]:
     """Heights of every table, from the rows of all tables before each; none where these are not known."""
-    starts = (given[_KNOWN](given[_ROWS]) if _ROWS in given else None) or [0]
+    starts = _read_starts(given)
     places = sorted(set(starts))
     ends = dict(zip(places, places[1:], strict=False))  # lookups of one table begin at the same row
     return [ends.get(start, start) - start for start in starts[:-1]]
+
+
+def _read_starts(given: dict[str, Any]) -> list[int]:
+    """The first row of the table of every lookup, counted on through all tables, and the end."""
+    return (given[_KNOWN](given[_ROWS]) if _ROWS in given else None) or [0]
+
+
+def _count_sharers(given: dict[str, Any]) -> list[int]:
+    """How many lookups each lookup's table has."""
+    starts = _read_starts(given)[:-1]
+    return [starts.count(start) for start in starts]
 
 
 @cache
@@ -399,7 +411,7 @@ _KEPT: list[Any] = []
 def _infer_pooled(
     weights: torch.Tensor, columns: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, per_sample: Any,
     total: int, widest: int, row_counts: list[int], dims: list[int], rows: int, pooling: int, host: int,
-    vbe_output_size: int,
+    vbe_output_size: int, sharers: list[int],
 ) -> torch.Tensor:  # fmt: skip
     if vbe_output_size >= 0:  # features have batches of their own: their rows one after the other
         return weights.new_empty(vbe_output_size, dtype=torch.float32)

@@ -28,6 +28,7 @@ from traincast.ir.ops import StorageKind
 from traincast.ir.program import Program
 from traincast.ir.workload import Workload
 from traincast.utils.errors import TraincastError
+from traincast.utils.memory import read_free_memory_bytes, read_most_memory_bytes
 
 BATCH_SIZE, SEQ_LEN = "{batch_size}", "{seq_len}"
 """What stands for the sizes in the arguments of a script that is to be run at several."""
@@ -36,11 +37,13 @@ _ONE_RUN = (
     "arguments where they have it, and it is run at several"
 )
 _ONE_SAMPLE = "recorded at one size only: what its model is given has one sample, and every 1 of a script may mean that"
-_LONG_RUN_S = 30.0
+_LONG_RUN_S, _LONG_RUNS_S = 30.0, 60.0  # of one run, and of those of all ranks and sizes so far
 _LONG_RUN = (
-    "recorded at one size only: a run takes {:.0f} s of CPU; write {} among the script's own arguments where they have "
+    "recorded at one size only: runs took {:.0f} s of CPU; write {} among the script's own arguments where they have "
     "it, and it is run at several"
 )
+_OF_FREE = 0.7  # of what is free, what a run at a larger size may take beside what its process has held
+_TOO_LARGE = "recorded at one size only: at batch size {} the script's data may not fit in this machine's memory"
 NO_GPUS = "ranks to capture are those of a step on several GPUs; say how many with `gpus`"
 _ONE_BLOCK = "recorded at one size only; traincast.record(loop, batch_size=...) runs a loop at several"
 _SAME = (
@@ -138,7 +141,7 @@ class _LoopRecording:
         self, loop: Loop, batch: int, length: int, *, lengths: bool, places: BatchPlaces | None = None
     ) -> None:
         self._loop, self._asked, self._lengths, self._places = loop, (batch, length), lengths, places
-        self._fixed = ""  # why the loop cannot be run at other sizes
+        self._fixed, self._spent = "", 0.0  # why the loop cannot be run at other sizes; seconds of CPU so far
         self._tf32: list[tuple[str, ...]] = []
         self._firsts: dict[int, Program] = {}  # by rank
         self._mode = "training"
@@ -184,8 +187,10 @@ class _LoopRecording:
         report_run(batch, length, place.rank if place else None)
         started = time.process_time()
         program, allowed, self._mode = self._run_loop_at(batch, length, place)
-        if self._places is not None and not self._fixed and time.process_time() - started > _LONG_RUN_S:
-            self._fixed = _LONG_RUN.format(time.process_time() - started, BATCH_SIZE)
+        took = time.process_time() - started
+        self._spent += took
+        if self._places is not None and not self._fixed and (took > _LONG_RUN_S or self._spent > _LONG_RUNS_S):
+            self._fixed = _LONG_RUN.format(self._spent, BATCH_SIZE)
         self._tf32.append(allowed)
         program = program if batch else replace(program, batch_size=get_assumptions().batch or 1)
         first = self._firsts.setdefault(place.rank if place else 0, program)
@@ -204,6 +209,8 @@ class _LoopRecording:
         if first and first.batch_size == 1 and batch != 1:
             raise TraincastError(_ONE_SAMPLE)
         own = first.batch_size if first else batch
+        if first and read_most_memory_bytes() * (batch / own - 1) > _OF_FREE * read_free_memory_bytes():
+            raise TraincastError(_TOO_LARGE.format(batch))
         with self._places.change_size(own, batch or own) if own > 1 else nullcontext():
             return _run_loop(self._loop, batch, length, place)
 

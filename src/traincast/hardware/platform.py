@@ -3,6 +3,7 @@ joins several."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -152,9 +153,10 @@ def load_platform(name: str, *, depth: int = 0) -> Platform:
         raise TraincastError(
             "`on='here'` is this machine's CPU, which `predict` takes; here choose one of 'traincast platforms'"
         )
-    raise make_unknown_error(
-        "platform", name, list_platform_keys(), "See 'traincast platforms', or describe yours in a .toml file."
-    )
+    remedy = "See 'traincast platforms', or describe yours in a .toml file."
+    if re.fullmatch(r"\d+ ?x.+|.+x ?\d+", name.lower()):
+        remedy = f"`gpus` says how many. {remedy}"
+    raise make_unknown_error("platform", name, list_platform_keys(), remedy)
 
 
 def _apply_corrections(key: str, table: dict[str, Any], depth: int) -> Platform:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -217,7 +217,7 @@ def list_memory_events(program: Program) -> MemoryEvents:
         stream=_find_streams(program)[mine], labels=program.names,
         host=_list_host_blocks(program),
     )  # fmt: skip
-    return _add_temporaries(events, program)
+    return add_op_blocks(events, program, [count_temporary_bytes(one) for one in program.signatures])
 
 
 def _make_events(program: Program, mine: IntArray, nbytes: IntArray, **columns: Any) -> MemoryEvents:
@@ -243,22 +243,33 @@ def _find_categories(program: Program) -> IntArray:
 
 def _name_owners(program: Program, module: IntArray) -> None:
     """Gives state of the optimizer the module of its parameter, at whose place in lists of tensors it is."""
-    if not program.num_ops:
-        return
     c, names = program.columns, np.array([bool(name) for name in program.names], dtype=np.bool_)
-    owns = np.isin(c.storage_kind, (StorageKind.PARAMETER, StorageKind.GRADIENT)) & names[module]
     left = (c.storage_kind == StorageKind.OPTIMIZER_STATE) & ~names[module]
-    for op in np.flatnonzero(program.op_phase == Phase.OPTIMIZER).tolist() if left.any() else ():
-        storages = c.tensor_storage[c.input_tensor[c.input_ptr[op] : c.input_ptr[op + 1]]]
-        spans = [span for _, span in program.symbolic[c.op_signature[op]].spans()]
-        if not spans or not left[storages].any():
-            continue
-        longest = max(span.stop - span.start for span in spans)
-        lists = np.array([storages[span] for span in spans if span.stop - span.start == longest])
-        owner = np.take_along_axis(lists, owns[lists].argmax(axis=0)[None], axis=0)[0]
-        mine = left[lists] & owns[owner]
-        module[lists[mine]] = np.broadcast_to(module[owner], lists.shape)[mine]
-        left[lists[mine]] = False
+    if not program.num_ops or not left.any():
+        return
+    op = np.repeat(np.arange(program.num_ops), np.diff(c.input_ptr))
+    given = np.flatnonzero(program.op_phase[op] == Phase.OPTIMIZER)
+    op, storage, position = op[given], c.tensor_storage[c.input_tensor[given]], given - c.input_ptr[op[given]]
+    places = {number: _list_places(program.symbolic[number]) for number in np.unique(c.op_signature[op]).tolist()}
+    most = max((len(row) for row in places.values()), default=0)
+    table = np.full((len(program.symbolic), most), -1, dtype=np.int64)
+    for number, row in places.items():
+        table[number, : len(row)] = row
+    place = table[c.op_signature[op], position]
+    group = op * most + place
+    owns = np.isin(c.storage_kind, (StorageKind.PARAMETER, StorageKind.GRADIENT)) & names[module]
+    owners = np.flatnonzero((place >= 0) & owns[storage])
+    owned, first = np.unique(group[owners], return_index=True)  # the first owner at every place of every op
+    states = np.flatnonzero((place >= 0) & left[storage] & np.isin(group, owned))
+    state, use = np.unique(storage[states], return_index=True)  # where every state is first used beside an owner
+    module[state] = module[storage[owners[first[np.searchsorted(owned, group[states[use]])]]]]
+
+
+def _list_places(signature: Signature) -> list[int]:
+    """The place of every input in its list of tensors; -1 in lists that are shorter than the longest."""
+    counts = [count for _, count in signature.groups]
+    longest = max(counts, default=0)
+    return [place if count == longest else -1 for count in counts for place in range(count)]
 
 
 def _list_host_blocks(program: Program) -> MemoryEvents | None:
@@ -280,16 +291,17 @@ def _list_host_blocks(program: Program) -> MemoryEvents | None:
     return _make_events(program, mine, sizes, labels=("",), **same)
 
 
-def _add_temporaries(events: MemoryEvents, program: Program) -> MemoryEvents:
-    """The blocks with what ops allocate and free inside themselves."""
-    c = program.columns
-    sizes = np.array([count_temporary_bytes(signature) for signature in program.signatures], dtype=np.int64)
-    if not sizes.any():
+def add_op_blocks(
+    events: MemoryEvents, program: Program, nbytes: Sequence[float], category: int = TEMPORARY
+) -> MemoryEvents:  # fmt: skip
+    """The blocks with what ops allocate and free inside themselves: so many bytes by signature."""
+    sizes, c = np.array(nbytes, dtype=np.int64), program.columns
+    op = np.flatnonzero(sizes[c.op_signature] if sizes.any() else sizes[:0])
+    if not len(op):
         return events
-    op = np.flatnonzero(sizes[c.op_signature])
     return events.add_blocks(
         sizes[c.op_signature[op]], born=2 * op, gone=2 * op + 1, label=c.op_module[op], stream=c.op_stream[op],
-        category=TEMPORARY,
+        category=category,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import resource
 from collections.abc import Iterable
@@ -39,16 +40,48 @@ def make_unknown_error(kind: str, name: str, known: Iterable[str], remedy: str) 
     return TraincastError(f"unknown {kind} {quoted}.{hint} {remedy}")
 
 
+_MEANT = {
+    "amp": "dtype", "autocast": "dtype", "b": "batchsize", "bf16": "dtype", "bs": "batchsize", "compile": "compiled",
+    "compiled": "compile", "contextlength": "seqlen", "ddp": "gpus", "device": "on", "eval": "inference",
+    "expertparallel": "ep", "format": "json", "fp16": "dtype", "fp8": "dtype", "gpu": "on",
+    "gradientcheckpointing": "checkpoint", "half": "dtype", "hardware": "on", "inference": "mode",
+    "maxlength": "seqlen", "mixedprecision": "dtype", "n": "gpus", "nodes": "gpus", "nprocpernode": "gpus",
+    "numgpus": "gpus", "output": "out", "perdevicetrainbatchsize": "batchsize", "pipelineparallel": "pp",
+    "platform": "on", "precision": "dtype", "recompute": "checkpoint", "sequencelength": "seqlen",
+    "tensorparallel": "tp", "verbose": "full", "worldsize": "gpus", "zero1": "zero", "zero2": "zero", "zero3": "zero",
+}  # fmt: skip
+_MEANT_VALUES = {
+    "adamw": "adam", "bfloat16": "bf16", "float": "fp32", "float16": "fp16", "float32": "fp32", "half": "fp16",
+}  # fmt: skip
+"""What other tools call what has another name here, both without signs."""
+
+
+def _drop_signs(name: str) -> str:
+    return "".join(one for one in name.lower() if one.isalnum())
+
+
 def find_nearest(name: str, known: Iterable[str], most: int = 4) -> list[str]:
-    """Known names that a name may stand for, whatever its case: longer ones, then those spelt alike, then those that
-    contain it.
+    """Known names that a name may stand for: the one that differs in case and signs only, or the one that other tools
+    call so; else longer ones, then those spelt alike, then those that contain it.
 
     >>> find_nearest("A100", ["v100", "a100-40gb", "dgx-a100", "a100-80gb"])
     ['a100-40gb', 'a100-80gb', 'v100', 'dgx-a100']
+    >>> find_nearest("RTX 4090", ["rtx-4090", "rtx-5090"]), find_nearest("bs", ["by", "batch-size"])
+    (['rtx-4090'], ['batch-size'])
     """
     by_lower = {one.lower(): one for one in known}
-    wanted = name.lower()
+    wanted, plain = name.lower(), _drop_signs(name)
+    by_plain = {_drop_signs(one): one for one in by_lower}
+    for meant in (plain, _MEANT.get(plain), _MEANT_VALUES.get(plain)):
+        if meant and meant in by_plain:
+            return [by_lower[by_plain[meant]]]
+    whole, first = plain, re.split(r"[^a-z0-9]", wanted)[0]
+    inside = sorted((one for one in by_lower if len(one) > 3 and _drop_signs(one) in whole), key=len, reverse=True)
     longer = [one for one in by_lower if wanted and one.startswith(wanted)]
+    if len(longer) == 1 and len(plain) > 3:
+        return [by_lower[longer[0]]]
+    longer = longer or inside[:1]
+    longer = longer or [one for one in by_lower if len(first) > 1 and first in one.split("-")]
     alike = difflib.get_close_matches(wanted, by_lower, n=3, cutoff=0.5)
     containing = [one for one in by_lower if len(wanted) > 2 and wanted in one]
     return [by_lower[one] for one in dict.fromkeys([*longer, *alike, *containing])][:most]

@@ -219,8 +219,17 @@ def test_a_message_with_line_breaks_and_escapes_stays_one_printable_line(capsys)
         (["predict", "resnet50", "--on", "v100", "--batch_size", "4"], "Did you mean --batch-size?"),
         (["predict", "resnet50", "--on", "v100", "--batch", "4"], "Did you mean --batch-size?"),
         (["predict", "resnet50", "--on", "A100"], "Did you mean a100-40gb, a100-40gb-pcie, a100-80gb, a100-80gb-pcie?"),
-        (["predict", "resnet50", "--on", "H100"], "Did you mean h100, "),
+        (["predict", "resnet50", "--on", "H100"], "Did you mean h100?"),
         (["predict", "ResNet50", "--on", "v100"], "Did you mean resnet50"),
+        (["predict", "resnet50", "v100"], "Did you mean --on v100?"),
+        (["predict", "resnet50"], "predict needs --on PLATFORM, such as --on v100"),
+        (["predict", "resnet50", "--on", "v100", "--bs", "4"], "Did you mean --batch-size?"),
+        (["predict", "resnet50", "--on", "v100", "--dtype", "half"], "Did you mean fp16?"),
+        (["predict", "resnet50", "--on", "NVIDIA H100 80GB HBM3"], "Did you mean h100"),
+        (["predict", "resnet50", "--on", "8xh100"], "--gpus says how many"),
+        (["predict", "resnet50", "--on", "v100", "--price", "2,5"], "one price of all GPUs, such as 2.5"),
+        (["compare", "resnet50", "--on", "v100", "--price", "V100=2"], "unknown platform of a price 'V100'"),
+        (["whatif", "resnet50", "--on", "v100", "dtype=bf16"], "Did you mean --set dtype=bf16?"),
     ],
 )
 def test_what_was_meant_is_suggested_whatever_its_case(capsys, words, meant):

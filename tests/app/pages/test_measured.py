@@ -36,7 +36,7 @@ def sections(page):
 
 
 def test_sections_come_in_reading_order(page):
-    wanted = ["answer", "why", "kernels", "what-if", "timeline", "host", "profile", "collectives", "provenance"]
+    wanted = ["answer", "why", "kernels", "what-if", "timeline", "host", "collectives", "profile", "provenance"]
     assert list(sections(page)) == wanted
 
 

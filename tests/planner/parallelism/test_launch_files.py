@@ -7,10 +7,12 @@ import os
 import subprocess
 
 import pytest
+import yaml
 
-from traincast import predict
+from traincast import plan, predict
 from traincast.models.transformers.reading import load_transformer
 from traincast.planner.parallelism.launch_files import TOOLS, read_launch_file, write_launch_file
+from traincast.planner.parallelism.plan import read_layout
 from traincast.simulator.parallelism.layout import Layout, complete_layout
 from traincast.utils.errors import TraincastError
 
@@ -187,3 +189,26 @@ def test_files_of_no_tool_are_refused(tmp_path, name, text):
         (tmp_path / name).write_text(text)
     with pytest.raises(TraincastError):
         read_launch_file(tmp_path / name)
+
+
+@pytest.mark.parametrize(("sharding", "kind"), [("zero3", "FSDP"), ("zero2", "DEEPSPEED"), ("none", "MULTI_GPU")])
+def test_accelerate_knows_every_key(sharding, kind):
+    """Accelerate 1.15.0 rejects a file with any other key (ClusterConfig), and looks for the rest in its tables."""
+    known = {"compute_environment", "num_processes", "mixed_precision", "distributed_type", "fsdp_config",
+             "deepspeed_config"}  # fmt: skip
+    inner = {"fsdp_version", "fsdp_reshard_after_forward", "fsdp_auto_wrap_policy", "fsdp_activation_checkpointing",
+             "zero_stage", "gradient_accumulation_steps"}  # fmt: skip
+
+    document = yaml.safe_load(
+        write_launch_file("accelerate", layout(gpus=8, global_batch=64, sharding=sharding), MODEL)
+    )
+
+    assert document["distributed_type"] == kind and set(document) <= known
+    assert {key for value in document.values() if isinstance(value, dict) for key in value} <= inner
+
+
+def test_a_plan_for_a_tool_has_layouts_that_its_file_states(tmp_path):
+    found = plan("llama3-8b", on="dgx-h100", gpus=16, global_batch=32, tool="deepspeed", processes=1)
+
+    assert {read_layout(step).tp * read_layout(step).pp for step in found.best} == {1}
+    assert all(write_launch_file("deepspeed", read_layout(step), MODEL) for step in found.best)

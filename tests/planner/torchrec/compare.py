@@ -29,11 +29,14 @@ SEEN = (
 _GPU = (
     (re.compile(r"fbgemm::split_embedding_codegen_forward_(?:un)?weighted_cuda"), "lookup"),
     (re.compile(r"fbgemm::split_embedding_codegen_lookup_\w+_function(?:_pt2)?"), "lookup"),
-    (re.compile(r"fbgemm::split_embedding_(?:nobag_)?backward_codegen_\w+_(?:exact_cuda|pt2_wrapper)"), "update"),
+    (re.compile(r"fbgemm::split_embedding_(?:nobag_)?backward_codegen_\w+_(?:exact_cuda|pt2_wrapper|cpu)"), "update"),
     (re.compile(r"fbgemm::dense_embedding_codegen_(?:forward_unweighted_cuda|lookup_function)"), "lookup"),
     (re.compile(r"fbgemm::split_embedding_codegen_grad_indice_weights_(?:cuda|pt2_wrapper)"), "weight_gradient"),
-    (re.compile(r"fbgemm::permute_pooled_embs(?:_auto_grad)?_split"), "permute_pooled_embs"),
+    (re.compile(r"fbgemm::permute_pooled_embs(?:_auto_grad)?(?:_split)?"), "permute_pooled_embs"),
+    (re.compile(r"fbgemm::batch_index_select_dim0_backward(?:_cpu_impl)?"), "spread_gradient"),
 )
+_SEGMENTS, _ON_CPU = "fbgemm::keyed_jagged_index_select_dim1", "fbgemm::permute_1D_sparse_data"
+"""What TorchRec calls on a GPU and on a CPU for features that have batches of their own."""
 
 
 _WHOLE = ("aten::index_select",)  # what it does inside is a CPU's own
@@ -122,7 +125,10 @@ def list_real_ops(nodes: Any) -> Any:
 
 def list_captured_ops(program: Any) -> Any:
     """The same of a captured program."""
-    for op in program.ops:
+    ops = list(program.ops)
+    for op, following in zip(ops, [*ops[1:], ops[-1]], strict=True):
+        if op.name == "fbgemm::asynchronous_complete_cumsum" and following.name == _SEGMENTS:
+            continue  # where each segment begins, which the CPU's op finds itself
         tensors = [(t.spec.shape, t.spec.dtype) for t in op.inputs]
         if op.name.startswith(SEEN) and (op.name, tensors[0][1]) != ("aten::clone", "int64"):
             yield name_op(op.name), tensors
@@ -134,8 +140,11 @@ def is_same_op(ours: Any, theirs: Any) -> bool:
     if ours[0] in ("lookup", "update"):
         given = {(shape, dtype) for shape, dtype in ours[1] if dtype != "int32"}  # without where columns begin
         return ours[0] == theirs[0] and given <= set(theirs[1])
-    if ours[0] == "weight_gradient":
+    if ours[0] in ("weight_gradient", "spread_gradient"):
         return ours[0] == theirs[0] and ours[1][:2] == theirs[1][:2]
+    if ours[0] == _SEGMENTS:
+        values, lengths, _, order = ours[1]
+        return bool(theirs == (_ON_CPU, [order, lengths, values]))
     return bool(ours == theirs)
 
 

@@ -29,6 +29,7 @@ class Setup:
     dims: tuple[int, int, int, int] = (DIM, DIM, DIM, DIM)
     sequence: bool = False
     layers: int = 1
+    low_ids: bool = False  # four of five ids are in the first half of a table
 
 
 SETUPS = {
@@ -50,6 +51,10 @@ SETUPS = {
     "empty_bags": Setup(lengths="sparse"),
     "other_widths": Setup(dims=(16, 32, 64, 128)),
     "deep": Setup(layers=4),
+    "random_lengths": Setup(kinds=("whole",) * 4, lengths="random"),
+    "random_lengths_by_rows": Setup(kinds=("rows",) * 4, lengths="random"),
+    "rows_of_one_rank": Setup(kinds=("rows",) * 4, low_ids=True),
+    "variable_batches": Setup(kinds=("whole",) * 4, lengths="variable"),
     "sequences": Setup(kinds=("whole",) * 4, sequence=True),
     "sequences_by_rows": Setup(kinds=("rows",) * 4, sequence=True),
 }
@@ -94,15 +99,36 @@ def features(rank: int, device: str, setup: Setup = SETUPS["sharded"]) -> Any:
     from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
     count = BATCH * len(KEYS)
-    if setup.lengths == "one":
+    if setup.lengths == "random":
+        drawn = torch.Generator().manual_seed(rank)
+        sizes = torch.randint(0, 6, (count,), generator=drawn).tolist()
+    elif setup.lengths == "one":
         sizes = [1] * count
     else:
         of = 3 + rank if setup.lengths == "differ" else 2
         sizes = [(i + rank) % of for i in range(count)]
     lengths = torch.tensor(sizes, dtype=torch.int32).to(device)
     values = torch.arange(sum(sizes), device=device) * 7919 % ROWS
+    if setup.low_ids:
+        values = torch.where(torch.arange(sum(sizes), device=device) % 5 > 0, values % (ROWS // 2), values)
+    if setup.lengths == "variable":
+        return _vary_batches(rank, device)
     weights = torch.ones(sum(sizes), device=device) if setup.weighted else None
     return KeyedJaggedTensor(keys=list(KEYS), values=values, lengths=lengths, weights=weights)
+
+
+def _vary_batches(rank: int, device: str) -> Any:
+    """Features that have batches of their own, and where the rows of a sample are in them."""
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    strides = [[BATCH // (number + 1 + rank)] for number in range(len(KEYS))]
+    sizes = [(i + rank) % 3 for i in range(sum(stride for (stride,) in strides))]
+    places = torch.stack([torch.arange(BATCH) % stride for (stride,) in strides])
+    return KeyedJaggedTensor(
+        keys=list(KEYS), values=(torch.arange(sum(sizes)) * 7919 % ROWS).to(device),
+        lengths=torch.tensor(sizes, dtype=torch.int32).to(device), stride_per_key_per_rank=strides,
+        inverse_indices=(list(KEYS), places.to(device)),
+    )  # fmt: skip
 
 
 def _make_step(setup: Setup, rank: int, device: str) -> Callable[[], object]:

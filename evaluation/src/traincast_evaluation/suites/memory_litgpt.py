@@ -11,9 +11,9 @@ from pathlib import Path
 
 from traincast.hardware.platform import load_device
 from traincast.ir.file import load_workload
-from traincast.ir.memory import compute_peak_memory
 from traincast.ir.workload import Workload
 from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
+from traincast.simulator.memory.workspaces import compute_memory_on
 from traincast.simulator.prediction.rank_results import count_communicators
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
@@ -65,4 +65,4 @@ def _make_memory(workload: Workload) -> DeviceMemory:
     which one was in use."""
     device = replace(load_device("a10"), memory_bytes=_A10G_BYTES)
     groups = count_communicators(workload.programs)
-    return make_device_memory(compute_peak_memory(workload.programs[0]), device, communicators=groups)
+    return make_device_memory(compute_memory_on(device, workload, 0), device, communicators=groups)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from traincast.hardware.platform import load_device
 from traincast.ir.file import load_workload
-from traincast.ir.memory import compute_peak_memory
 from traincast.simulator.memory.device_memory import make_device_memory
+from traincast.simulator.memory.workspaces import compute_memory_on
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
 from traincast_evaluation.suites.published import Row, read_rows
@@ -53,7 +53,7 @@ def list_recbole_outcomes(data: Path) -> Iterator[MemoryOutcome | LeftOut]:
             yield LeftOut(name=name, group="RecBole", reason="its step was captured at another batch")
             continue
         device = replace(load_device("v100"), memory_bytes=_TITAN_V_BYTES)
-        memory = make_device_memory(compute_peak_memory(workload.programs[0]), device, framework=row["torch_version"])
+        memory = make_device_memory(compute_memory_on(device, workload, 0), device, framework=row["torch_version"])
         held = sha256(f"memory 2026-11|RecBole|{row['model']}".encode()).digest()[0] % 2 == 0  # whole models
         measured = row.positive("train_memory_gb") * _GIB
         yield make_outcome(name, "RecBole", "reserved", measured, memory, held_back=held)

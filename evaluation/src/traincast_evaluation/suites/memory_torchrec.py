@@ -9,8 +9,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from traincast.hardware.platform import load_device
-from traincast.ir.memory import compute_peak_memory
 from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
+from traincast.simulator.memory.workspaces import compute_memory_on
 from traincast.simulator.prediction.rank_results import count_communicators
 from traincast_evaluation.suites.cases import LeftOut
 from traincast_evaluation.suites.memory_outcome import MemoryOutcome, make_outcome
@@ -57,5 +57,6 @@ def _load_memory(name: str) -> list[DeviceMemory]:
     device = load_device(_DEVICE)
     groups = count_communicators(workload.programs)
     return [
-        make_device_memory(compute_peak_memory(program), device, communicators=groups) for program in workload.programs
+        make_device_memory(compute_memory_on(device, workload, number), device, communicators=groups)
+        for number in range(len(workload.programs))
     ]

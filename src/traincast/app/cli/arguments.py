@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -185,6 +185,14 @@ def read_scenario_values(args: argparse.Namespace, *, also: Iterable[str] = ()) 
     if getattr(args, "from_file", None) and not {"micro_batch", "global_batch", "batch_size"} & set(values):
         raise TraincastError(f"'{args.from_file}' does not state the batch, which the script has; give --micro-batch")
     return values
+
+
+def require_question(values: Mapping[str, Any], command: str, platforms: str = "v100") -> None:
+    """Rejects a question without a workload or without a platform, and says how each is written."""
+    written = {"workload": "a WORKLOAD, such as resnet50", "on": f"--on PLATFORM, such as --on {platforms}"}
+    missing = [text for name, text in written.items() if name not in values]
+    if missing:
+        raise TraincastError(f"{command} needs {' and '.join(missing)} (see 'traincast {command} --help')")
 
 
 def parse_one_gpu_number(args: argparse.Namespace) -> dict[str, int]:

@@ -258,13 +258,14 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if not argv:
         argv = ["--help"]
     if words and argv[0] == words[0] and not made:
-        raise make_unknown_error("command", words[0], list_commands(), "'traincast --help' lists the commands.")
+        known = (*list_commands(), "--help", "--version")
+        raise make_unknown_error("command", words[0], known, "'traincast --help' lists the commands.")
     own = argv
     if argv[:1] in (["capture"], ["shard"]) and "--" in argv:  # what follows is for the script that is captured
         own = argv[: argv.index("--")]
     args, extra = parser.parse_known_args(own)
     if extra:
-        reject_unknown(extra, words[0], made[words[0]])
+        reject_unknown(extra, made[words[0]], vars(args))
     if own is not argv:
         args.arguments = argv[len(own) + 1 :]
     return args

@@ -185,6 +185,15 @@ class Parser(argparse.ArgumentParser):
             return format_overview({name: known.summary for name, known in list_commands().items()})
         return format_command_help(self, command, whole=False)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Rejects a value that is none of the choices, with the one that was meant."""
+        if action.choices is not None and value not in action.choices and action.option_strings:
+            choices = [str(choice) for choice in action.choices]
+            kind = f"value of {action.option_strings[-1]}"
+            remedy = f"Choose from {', '.join(choices)} (see '{self.prog} --help')."
+            raise make_unknown_error(kind, str(value), choices, remedy)
+        super()._check_value(action, value)
+
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Rejects `--option=--`, of which argparse would make an empty list."""
         if action.option_strings and arg_strings == ["--"]:
@@ -200,17 +209,16 @@ class _WholeHelp(argparse.Action):
         parser.exit()
 
 
-def reject_unknown(extra: list[str], command: str, parser: Parser) -> NoReturn:
-    """Rejects arguments that a command does not know, with the option that was meant."""
-    given = next((word for word in extra if word.startswith("--")), extra[0]).partition("=")[0]
-    if not given.startswith("-"):
-        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+def reject_unknown(extra: list[str], parser: Parser, given: Mapping[str, Any]) -> NoReturn:
+    """Rejects arguments that a command does not know, with the option that was meant; `given` are the others."""
+    option = next((word for word in extra if word.startswith("-")), "").partition("=")[0]
     known = sorted(list_options(parser).values())
-    plain = given.lower().replace("_", "").replace("-", "")
-    same = [name for name in known if name.replace("-", "") == plain] or [n for n in known if n.startswith(given)]
-    if same:
-        raise TraincastError(f"{command}: unknown option '{given}'. Did you mean {', '.join(same[:3])}?")
-    raise make_unknown_error("option", given, known, f"See '{parser.prog} --help'.")
+    if not option:
+        meant = "--set" if "=" in extra[0] else "--on"
+        fits = meant in known and not given.get(meant[2:])
+        hint = f". Did you mean {meant} {extra[0]}?" if fits else ""
+        parser.error(f"unrecognized arguments: {' '.join(extra)}{hint}")
+    raise make_unknown_error("option", option, known, f"See '{parser.prog} --help'.")
 
 
 def build_parsers(wanted: Collection[str]) -> tuple[Parser, dict[str, Parser]]:

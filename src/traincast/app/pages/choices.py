@@ -53,7 +53,7 @@ def make_plan_page(plan: Plan, price: float | None = None) -> Page:
 
 def make_search_section(plan: Plan) -> Section:
     """The best layouts, one row each, and what makes each slower than the first."""
-    fastest = plan.best[0].iteration
+    fastest = min(result.iteration for result in plan.best)
     rows = []
     for number in range(len(plan.best)):
         row = plan.row(number)
@@ -61,7 +61,8 @@ def make_search_section(plan: Plan) -> Section:
         dollars, days = row["dollars_per_billion_tokens"], row["days"]
         rows.append((
             str(row["layout"]), f"{row['iteration_ms']:,.0f}", f"{low:,.0f} to {high:,.0f}",
-            f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}", f"{row['memory_gb']:.1f}",
+            f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['mfu']:.1%}",
+            f"{row['memory_gb']:.1f}" + ("" if plan.best[number].fits else ", too large"),
             "" if dollars is None else f"{dollars:,.0f}", "" if days is None else f"{days:,.1f}",
             str(row["slower_by"]), make_bar(fastest / (1e-3 * row["iteration_ms"])),
         ))  # fmt: skip
@@ -157,9 +158,9 @@ def make_curve_section(curve: ScalingCurve, price: float | None) -> Section:
                 f"{point.global_batch:,}",
                 format_milliseconds(result.iteration),
                 f"{low} to {high}",
-                f"{point.throughput:,.0f}",
+                f"{point.throughput:,.0f}" if point.throughput >= 100 else f"{point.throughput:.3g}",
                 format_milliseconds(result.exposed_comm),
-                f"{result.memory.peak_bytes / 1e9:.1f}",
+                f"{result.needed_bytes / 1e9:.1f}" + ("" if result.fits else ", too large"),
                 "" if price is None else f"{per_million:,.4g}",
                 f"{point.efficiency:.1%}",
                 make_bar(point.efficiency),

@@ -71,8 +71,8 @@ def make_trace_page(report: TraceReport, price: float | None = None) -> Page:
     sections += [make_overheads_section(rank)] if rank.overheads.table else []
     sections += [
         *make_attribution_sections(rank),
-        *make_profile_sections(rank),
         *make_collectives_sections(report, rank),
+        *make_profile_sections(rank),
     ]
     sections.append(make_software_section([
         ("Files", ", ".join(one.linked.trace.path.name for one in report.ranks)), ("Device", device),
@@ -252,7 +252,8 @@ def make_attribution_sections(rank: RankReport) -> list[Section]:
     steps = [
         {"step": step.number, "measured_ms": 1e3 * step.measured, "predicted_ms": 1e3 * step.full,
          f"{attribution.difference}_%": round(100 * step.error, 2),
-         **{f"{name}_%": round(100 * share, 2) for name, share in step.compute_shares().items()}}
+         **{f"{'simulation' if name == 'walk' else name}_%": round(100 * share, 2)
+            for name, share in step.compute_shares().items()}}
         for step in attribution.steps
     ]  # fmt: skip
     families = [
@@ -275,7 +276,7 @@ def make_attribution_sections(rank: RankReport) -> list[Section]:
         make_records_table(kinds, "Host overheads per step by type"),
     ]
     title = "From one GPU to the other" if attribution.is_forecast else "Where the prediction errs"
-    return [Section(key="errors", title=title, html=join_blocks(blocks), wide=True)]
+    return [Section(key="errors", title=title, html=join_blocks(blocks))]
 
 
 def make_overheads_section(rank: RankReport) -> Section:
@@ -321,7 +322,7 @@ def make_profile_sections(rank: RankReport) -> list[Section]:
         label = "Allocated device memory over the traced steps"
         blocks.append(make_chart("memory", label, "As the profiler recorded it; of long traces the highest points."))
     html = join_blocks(blocks)
-    return [Section(key="profile", title="Profile", html=html, charts={"memory": charts} if charts else {}, wide=True)]
+    return [Section(key="profile", title="Profile", html=html, charts={"memory": charts} if charts else {})]
 
 
 def make_collectives_sections(report: TraceReport, rank: RankReport) -> list[Section]:
@@ -333,12 +334,13 @@ def make_collectives_sections(report: TraceReport, rank: RankReport) -> list[Sec
         return []
     note = "Bus GB/s are counted as nccl-tests does; those of one rank include its waiting for the others."
     html = join_blocks([*tables, make_paragraph(note, "note")])
-    return [Section(key="collectives", title="Exchanges", html=html, wide=True)]
+    return [Section(key="collectives", title="Exchanges", html=html)]
 
 
 def _make_shown_table(one: ProfileTable) -> Html:
     rest = [make_paragraph(f"{line[0].upper()}{line[1:]}.", "note") for line in (one.note, one.left_out) if line]
-    return join_blocks([make_table(one.header, one.rows, right=one.right, caption=one.title), *rest])
+    rows = [["" if cell == "-" else cell for cell in row] for row in one.rows]
+    return join_blocks([make_table(one.header, rows, right=one.right, caption=one.title), *rest])
 
 
 def make_comparison_page(before: TraceReport, after: TraceReport) -> Page:

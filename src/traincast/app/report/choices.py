@@ -9,7 +9,7 @@ from traincast.app.report.prediction import format_remarks
 from traincast.planner.fitting import Fit, Remedy
 from traincast.planner.parallelism.plan import Plan
 from traincast.planner.what_if.money import PlatformComparison, PlatformStep
-from traincast.simulator.prediction.result import state_verdict
+from traincast.simulator.prediction.result import Prediction, state_verdict
 from traincast.simulator.scenario.scaling import ScalingCurve
 from traincast.utils.display.text import (
     count_of,
@@ -35,7 +35,8 @@ def format_plan(plan: Plan) -> str:
         row = plan.row(number)
         cells = [
             str(number + 1), row["layout"], f"{row['iteration_ms']:,.0f}", f"{row['tokens_per_second_per_gpu']:,.0f}",
-            f"{row['mfu']:.1%}", f"{row['memory_gb']:.0f}", f"{row['exposed_comm_ms']:,.0f}",
+            f"{row['mfu']:.1%}", f"{row['memory_gb']:.0f}{_mark_fit(plan.best[number])}",
+            f"{row['exposed_comm_ms']:,.0f}",
         ]  # fmt: skip
         cells += [format_dollars(row["dollars_per_billion_tokens"])] if plan.price is not None else []
         cells += [f"{row['days']:,.1f}"] if plan.tokens is not None else []
@@ -43,6 +44,10 @@ def format_plan(plan: Plan) -> str:
     right = (0, *range(2, len(header)))
     table = format_table([*header, "slower by"], rows, right=right)
     return "\n".join([*_state_plan(plan), "", table, "", "to predict the first:", f"  {plan.commands[0]}"])
+
+
+def _mark_fit(result: Prediction) -> str:
+    return "" if result.fits else ", too large"
 
 
 def _state_plan(plan: Plan) -> list[str]:
@@ -80,7 +85,7 @@ def _list_cells(result: PlatformComparison, step: PlatformStep) -> tuple[str, ..
     p = step.prediction
     rate = f"{format_count(p.throughput.tokens)} tokens" if p.throughput.tokens else format_count(p.throughput.samples)
     room = p.platform.device.memory_bytes / 1e9
-    held = f"{format_gigabytes(p.needed_bytes)} of {room:.3g} GB{'' if p.fits else ', too large'}"
+    held = f"{format_gigabytes(p.needed_bytes)} of {room:.3g} GB{_mark_fit(p)}"
     dollars = "" if step.dollars is None else format_dollars(step.dollars)
     name = step.platform if p.gpus == 1 else f"{step.platform} x {p.gpus}"
     return (
@@ -169,7 +174,7 @@ def format_scaling(curve: ScalingCurve) -> str:
             " to ".join(format_milliseconds(limit) for limit in p.answer.interval),
             _format_rate(p.throughput),
             f"{format_milliseconds(p.answer.exposed_comm)} ms",
-            f"{p.answer.needed_bytes / 1e9:.1f}" + ("" if p.answer.fits else ", too large"),
+            f"{p.answer.needed_bytes / 1e9:.1f}{_mark_fit(p.answer)}",
             f"{p.efficiency:.1%}",
             format_bar(p.efficiency, 20),
         )

@@ -35,6 +35,7 @@ PART_NAMES = dict(zip(PARTS, (
 _SPREAD = 1.1  # longest over shortest step from which on they differ
 _LEAST_GAIN = 0.02  # of a step: less is not worth a word
 _LEAST_MODELLED = 0.005  # of kernel time, below which a step on its own GPU and host is no prediction
+_LOW_CLOCK = 2.0  # the trace of a T4 has 3.4, twelve others of seven GPUs 0.8 to 1.3
 _KERNELS = "kernels"
 _HOLDERS = {
     HOST: "the host", COMMUNICATION: "communication", GRAPH: "waits before graph nodes",
@@ -59,9 +60,11 @@ def state_traces(report: TraceReport) -> list[str]:
     if report.together:
         figures, path = report.together.breakdown, report.together.path
         holder, share = max(path.by_rank.items() if path else [(-1, 0.0)], key=lambda pair: pair[1])
+        world = max(one.linked.trace.world_size or 0 for one in report.ranks)
+        given = f"{len(report.ranks)} of " if world > len(report.ranks) else ""
         held = f", held by rank {holder} ({share:.0%} of the path over ranks)" if holder >= 0 else ""
         return [
-            f"{format_duration(figures.step)} per step over {count_of(len(report.ranks), 'rank')}{held}; "
+            f"{format_duration(figures.step)} per step over {given}{max(world, len(report.ranks))} ranks{held}; "
             f"exposed communication {figures.eg_comm:.1%}, imbalance of ranks {figures.eg_imbalance:.1%}.",
             f"Slowest is rank {rank.rank}, {verdict}",
             *lines[1:],
@@ -288,15 +291,34 @@ def format_forecast(attribution: Attribution) -> list[str]:
     predicted = format_milliseconds(attribution.mean_step)
     on = f"on {attribution.platform} ({host})"
     low, high = map(format_milliseconds, attribution.interval)
-    rest = "the rest is carried over from what it took" if attribution.kernels.carried else "the rest is as measured"
-    known = f"  90 % interval {low} to {high} ms; {modelled:.0%} of kernel time is modelled, {rest}"
+    rest = (
+        ", the rest is carried over from what it took" if attribution.kernels.carried else ", the rest is as measured"
+    )
+    same = " with the same host" if own and attribution.is_forecast else ""
+    known = f"  90 % interval {low} to {high} ms{same}; {modelled:.0%} of kernel time is modelled"
+    known += f", the rest is {rest}" if modelled < 1.0 - _LEAST_MODELLED else ""
     if attribution.is_forecast:
         return [f"Forecast {on}: {predicted} ms per step, measured on {attribution.traced}: {measured} ms", known]
     there = "" if attribution.traced else ", if they ran there: the trace names no GPU"
     if own and modelled < _LEAST_MODELLED:
         return [f"No prediction {on}: next to no kernel says what it worked on, so the step is the measured one{there}"]
     off = f"off by {attribution.gmae:.1%} (geometric mean of {count_of(len(steps), 'step')})"
-    return [f"Prediction {on}: {predicted} ms per step, measured {measured} ms, {off}{there}", known]
+    return [
+        f"Prediction {on}: {predicted} ms per step, measured {measured} ms, {off}{there}",
+        known,
+        *(_state_clock(attribution) if attribution.traced else []),
+    ]
+
+
+def _state_clock(attribution: Attribution) -> list[str]:
+    """That the GPU ran at a low clock, where what follows the clock took far longer and what follows memory did not."""
+    products, streams = attribution.kernels.compare_bounds() or (1.0, 1.0)
+    if products < _LOW_CLOCK * streams:
+        return []
+    return [
+        f"  kernels that multiply take {products:.1f} times as long as predicted, those that stream memory "
+        f"{streams:.1f} times: the GPU's clock was probably low (heat, power limit, or idle just before)"
+    ]
 
 
 def _format_host(attribution: Attribution) -> list[str]:

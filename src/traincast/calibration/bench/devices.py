@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch
 
 from traincast.calibration.bench.device import Identity, Seconds
 from traincast.utils.errors import TraincastError
+from traincast.utils.memory import read_free_memory_bytes
 
 _FLUSHED_BYTES = 64 << 20  # twice the largest last-level cache slice that one core of a server sees
 _KEEP = {-1: -1, -4: 0, -2: 64 << 20}  # M_TRIM_THRESHOLD: never, M_MMAP_MAX: none, M_TOP_PAD: 64 MB at a time
-_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
 _BLOCK = 1 << 18  # numbers
 _INTEGER_RANGE = 1024  # values of integer tensors: any small range does
 
@@ -104,15 +105,6 @@ class CpuDevice:
     def neighbours(self) -> str:
         """Its two clocks tell during a run."""
         return ""
-
-
-def read_free_memory_bytes() -> int:
-    """Memory of this machine that new tensors can have without swapping; a very large number where it does not say."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in _MEMINFO.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return 1 << 62
 
 
 def keep_memory() -> bool:

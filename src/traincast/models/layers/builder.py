@@ -214,10 +214,14 @@ class StepBuilder:
         return part, op
 
     def add_column_slices(self, source: Ref, widths: Sequence[int], *, module: str, forward: int = -1) -> list[Ref]:
-        """Views of this many columns each, side by side along dimension 1: the way back of a concatenation."""
+        """Views of this many columns each, side by side."""
+        return self.add_slices(source, 1, widths, module=module, forward=forward)
+
+    def add_slices(self, source: Ref, dim: int, widths: Sequence[int], *, module: str, forward: int = -1) -> list[Ref]:
+        """Views of this many rows or columns each along a dimension: the way back of a concatenation."""
         parts, start = [], 0
         for width in widths:
-            parts.append(self.add_slice(source, 1, start, start + width, module=module, forward=forward)[0])
+            parts.append(self.add_slice(source, dim, start, start + width, module=module, forward=forward)[0])
             start += width
         return parts
 

@@ -47,7 +47,8 @@ class EmbeddingModule:
 
     Each table is looked up for `bags` bags; `pooled` says that these are samples. Otherwise every bag is a lookup whose
     row goes on by itself. `known`: the step says how often each table is looked up; else all are alike.
-    `in_host`: rows are in unified memory.
+    `in_host`: rows are in unified memory. `stacked`: the rows of all tables come one below the other, as FBGEMM gives
+    those it does not pool. `shared`: some lookups share a table, and count as tables with equal parts of its rows.
     """
 
     tables: tuple[Table, ...]
@@ -59,6 +60,14 @@ class EmbeddingModule:
     backward: range
     known: bool
     in_host: bool
+    stacked: bool
+    shared: bool
+
+    @property
+    def rows_shape(self) -> tuple[int, int]:
+        """Of what the lookup gives."""
+        dims = [table.dim for table in self.tables]
+        return (self.bags * len(dims), dims[0]) if self.stacked else (self.bags, sum(dims))
 
     @property
     def columns(self) -> int:
@@ -106,10 +115,11 @@ def compute_resident_bytes(program: Program, module: EmbeddingModule) -> int:
 def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     c = program.columns
     signature = program.signatures[c.op_signature[lookup]]
-    rows, dims = _read_integers(signature, "rows"), _read_integers(signature, "dims")
-    _check_own(signature, rows, dims)
+    dims = _read_integers(signature, "dims")
+    rows, shared = _read_rows(signature, dims)
     (indices,) = signature.tensors("indices")
-    bags = signature.outputs[0].shape[0]
+    stacked = signature.scalar("pooling_mode") == _UNPOOLED
+    bags = -(-signature.outputs[0].shape[0] // (len(dims) if stacked else 1))
     fused = _UPDATE.fullmatch(program.signatures[c.op_signature[update]].name)
     assert fused is not None
     name = program.names[c.op_module[lookup]]
@@ -138,23 +148,21 @@ def _make_module(program: Program, lookup: int, update: int) -> EmbeddingModule:
     forward = range(begin, first + 1 + stashed)
     in_host = bool(signature.scalar("host")) or any(program.names[c.scope_name[scope]] in _FILLS for scope in forward)
     return EmbeddingModule(
-        tables, bags, bags == program.batch_size, lookup, update, forward, range(last - stashed, end), known, in_host
-    )
+        tables, bags, bags == program.batch_size and not stacked, lookup, update, forward, range(last - stashed, end),
+        known, in_host, stacked, shared,
+    )  # fmt: skip
 
 
-def _check_own(signature: Signature, rows: tuple[int, ...], dims: tuple[int, ...]) -> None:
-    """Rejects lookups of FBGEMM's own module (which says how it pools) that do not belong to a table each."""
+def _read_rows(signature: Signature, dims: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+    """The rows of the table of each lookup, and whether some share one. These have equal parts of it, of which a batch
+    wants as many different rows as they want together."""
+    rows, captured = _read_integers(signature, "rows"), signature.scalar("pooling_mode") is not None
     if len(rows) != len(dims):
         raise TraincastError(f"{signature.name} has {len(rows)} rows and {len(dims)} dims; capture the step again")
-    pooling = signature.scalar("pooling_mode")
-    if pooling is None:
-        return
-    (weights,) = signature.tensors("dev_weights")
-    if pooling == _UNPOOLED or sum(map(mul, rows, dims)) != weights.numel:
-        raise TraincastError(
-            "FBGEMM tables that several lookups share, or whose rows are not added up, are not sharded here; capture "
-            "the step you run with `gpus`"
-        )
+    if not captured or sum(map(mul, rows, dims)) == signature.tensors("dev_weights")[0].numel:
+        return rows, False
+    sharers = _read_integers(signature, "sharers")
+    return tuple(-(-height // number) for height, number in zip(rows, sharers, strict=True)), True
 
 
 def list_scopes(program: Program, name: str) -> list[int]:
@@ -371,10 +379,11 @@ def split_recommender(workload: Workload) -> tuple[tuple[Table, ...], CapturedDe
         raise TraincastError(f"'{workload.name}' is no training step of one GPU; capture it without `gpus`")
     program = workload.programs[0]
     modules = find_embedding_modules(program)
-    if not modules or not all(module.pooled for module in modules):
+    if not modules or not all(module.pooled and not module.shared for module in modules):
         raise TraincastError(
-            f"the step of '{workload.name}' has no fused tables that pool their rows (an EmbeddingBagCollection under "
-            "DistributedModelParallel has), or others besides them; `shard` places only such tables"
+            f"the step of '{workload.name}' has no fused tables that pool their rows, each for one lookup (an "
+            "EmbeddingBagCollection under DistributedModelParallel has), or others besides them; `shard` places only "
+            "such tables"
         )
     dense = CapturedDense(workload, modules)
     found = [table for module in modules for table in module.tables]

@@ -122,12 +122,14 @@ class _RankWriter:
         builder, module, tables = self.builder, self.modules[number], self.sharded[number]
         tables.look_up(tables.redistribute_all(self.local[number]) if features is None else features)
         parts = tables.finish_communication()
-        self.widths[number] = [part.shape[1] for part in parts]
+        dim = 0 if module.stacked else 1
+        self.widths[number] = [part.shape[dim] for part in parts]
         rows = parts[0]
         if len(parts) > 1:
             builder.open_scope("aten::cat", Phase.FORWARD)
-            rows = builder.add_tensor((module.bags, module.columns))
-            self.cats[number] = builder.add_op("aten::cat", [("tensors", parts)], [rows], [("dim", 1)], module=_MODULE)
+            rows = builder.add_tensor(module.rows_shape)
+            given = [("tensors", parts)]
+            self.cats[number] = builder.add_op("aten::cat", given, [rows], [("dim", dim)], module=_MODULE)
             builder.free_tensors(*parts)
         c = self.source.columns
         self.copier.replace_tensor(int(c.output_tensor[c.output_ptr[module.lookup]]), rows)
@@ -141,7 +143,9 @@ class _RankWriter:
         grads = [grad]
         if len(self.widths[number]) > 1:
             builder.open_scope("CatBackward0", Phase.BACKWARD)
-            grads = builder.add_column_slices(grad, self.widths[number], module=_MODULE, forward=self.cats[number])
+            grads = builder.add_slices(
+                grad, 0 if module.stacked else 1, self.widths[number], module=_MODULE, forward=self.cats[number]
+            )
         tables.start_backward(grads)
         tables.finish_backward()
         self.copier.drop_scopes(module.backward)
@@ -296,4 +300,5 @@ def _describe_assumptions(name: str, plan: Plan, modules: Sequence[EmbeddingModu
     rows = f", {split} of {len(plan.tables)} split by rows" if split else ""
     lookups = {table.pooling.mean for module in modules for table in module.tables if not module.known}
     even = "" if lookups <= {1.0} else "; lookups are taken to be even over the tables of a module"
-    return f"{name} is taken as sharded: FBGEMM tables balanced by lookups{rows}, the rest under DDP{even}"
+    shared = "; lookups that share a table have equal parts of it" if any(one.shared for one in modules) else ""
+    return f"{name} is taken as sharded: FBGEMM tables balanced by lookups{rows}, the rest under DDP{even}{shared}"

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,13 @@ def write_launch_file(tool: str, layout: Layout, model: Transformer) -> str:
             raise TraincastError(f"a file of {tool} cannot state {name} {value}, which {layout.described()} has; "
                                  "choose another tool")  # fmt: skip
     return text
+
+
+def can_state_layout(tool: str, layout: Layout, model: Transformer) -> bool:
+    """Whether `write_launch_file` writes it."""
+    with suppress(TraincastError):
+        return bool(write_launch_file(tool, layout, model))
+    return False
 
 
 def _list_stated(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +203,7 @@ def _write_accelerate(layout: Layout, model: Transformer) -> str:
     _check_only_data_parallel("accelerate", layout)
     document: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "num_processes": layout.gpus, "mixed_precision": "bf16",
-        "gradient_accumulation_steps": layout.accumulation, "distributed_type": "MULTI_GPU",
+        "distributed_type": "MULTI_GPU",
     }  # fmt: skip
     if layout.sharding == "zero3":
         document |= {"distributed_type": "FSDP", "fsdp_config": {
@@ -204,8 +212,11 @@ def _write_accelerate(layout: Layout, model: Transformer) -> str:
             "fsdp_activation_checkpointing": layout.checkpoint == "full",
         }}  # fmt: skip
     elif layout.sharding != "none":
-        document |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": int(layout.sharding[-1])}}
-    batch = f"per_device_train_batch_size {layout.micro_batch}, {layout.seq_len} tokens"
+        document |= {"distributed_type": "DEEPSPEED", "deepspeed_config": {
+            "zero_stage": int(layout.sharding[-1]), "gradient_accumulation_steps": layout.accumulation,
+        }}  # fmt: skip
+    batch = (f"per_device_train_batch_size {layout.micro_batch}, gradient_accumulation_steps {layout.accumulation}, "
+             f"{layout.seq_len} tokens")  # fmt: skip
     head = f"# accelerate: {model.name} on {layout.gpus} GPUs; the batch is your script's: {batch}\n"
     return head + yaml.safe_dump(document, sort_keys=False)
 

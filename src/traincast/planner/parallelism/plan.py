@@ -207,11 +207,12 @@ def make_plan(
     *,
     price: float | None = None,
     tokens: float | None = None,
+    tool: str | None = None,
     workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Plan:
-    """Estimates every layout that divides, simulates the fastest that fit and keeps the best of them; the same scenario
-    has the same plan, on however many `workers`."""
+    """Estimates every layout that divides (and that a launch file of `tool` can state), simulates the fastest that fit
+    and keeps the best of them; the same scenario has the same plan, on however many `workers`."""
     model, platform, base = (
         resolved.of_transformer(),
         add_default_links(resolved.platform),
@@ -224,20 +225,29 @@ def make_plan(
             f"no layout of {model.name} on {base.gpus} GPUs divides a global batch of {base.global_batch} and fits "
             f"{room:.0f} GB; give more GPUs, or a batch that more numbers divide"
         )
+    if tool is not None:
+        from traincast.planner.parallelism.launch_files import can_state_layout
+
+        layouts = [layout for layout in layouts if can_state_layout(tool, layout, model)]
+        if not layouts:
+            raise TraincastError(f"no layout of {model.name} on {base.gpus} GPUs is one that a file of {tool} can "
+                                 "state; choose another tool")  # fmt: skip
     times = _estimate_layouts(_Scores(resolved), layouts, workers, progress)
     order = [n for _, _, n in sorted((seconds, layouts[n].described(), n) for n, seconds in enumerate(times))]
     fitting, too_large = _select_fitting(resolved, platform, [layouts[n] for n in order])
     if not fitting:
         raise TraincastError(
-            f"{len(layouts)} layouts of {model.name} on {base.gpus} GPUs divide, and none fits {room:.0f} GB; give "
+            f"{len(layouts)} layouts of {model.name} on {base.gpus} GPUs divide"
+            f"{f' and can be stated for {tool}' if tool else ''}, and none fits {room:.0f} GB; give "
             "more GPUs or a smaller sequence"
         )
     chosen = [resolved.changed(**list_layout_fields(layout)) for layout in fitting]
-    best = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
+    predicted = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
+    best = [pair for pair in predicted if pair[0].fits] or predicted
     return Plan(
         model=model, platform=platform, base=base, best=tuple(result for result, _ in best[:_SHOWN]),
         commands=tuple(format_predict_command(one.scenario) for _, one in best[:_SHOWN]), scored=len(layouts),
-        too_large=too_large, price=price, tokens=tokens,
+        too_large=too_large + len(predicted) - len(best), price=price, tokens=tokens,
     )  # fmt: skip
 
 
@@ -304,12 +314,13 @@ def plan(
     tokens_per_step: int | None = None,
     price: float | None = None,
     tokens: float | None = None,
+    tool: str | None = None,
     workers: Workers = SEARCH,
     progress: Callable[[float], None] = lambda _: None,
 ) -> Plan:
     """The best layouts of a scenario's Transformer on its GPUs. A step is `global_batch` samples (default two per GPU),
     or as many as hold `tokens_per_step`. `price` is dollars of one GPU for an hour, `tokens` those of the whole
-    training; `workers` predict the layouts."""
+    training; with a `tool` only layouts that its launch file can state. `workers` predict the layouts."""
     for name in scenario.given():
         if name not in PLANNED:
             why = "a plan chooses it" if name in SEARCHED else "it is not for Transformers on several GPUs"
@@ -329,4 +340,5 @@ def plan(
     sizes = {"seq_len": seq_len}
     if tokens_per_step is not None:
         sizes["global_batch"] = max(1, round(tokens_per_step / seq_len))
-    return make_plan(resolved.changed(**sizes), price=price, tokens=tokens, workers=workers, progress=progress)
+    resolved = resolved.changed(**sizes)
+    return make_plan(resolved, price=price, tokens=tokens, tool=tool, workers=workers, progress=progress)

@@ -270,8 +270,9 @@ class ShardingResult(Result):
         """The tables and where they go, the time of a step or of its embedding part, and whether the best plan fits."""
         task, best = self.task, self.best
         size = sum(table.memory_bytes for table in task.tables) / 1e9
+        stated = f"{size:,.1f}" if size >= 1 else f"{size:.2g}"
         lines = [
-            f"{len(task.tables)} table{'s' * (len(task.tables) > 1)}, {size:,.1f} GB with optimizer state, "
+            f"{len(task.tables)} table{'s' * (len(task.tables) > 1)}, {stated} GB with optimizer state, "
             f"on {task.gpus} x {task.device.name}, batch {task.batch_size} per GPU",
             f"{self.timed}; {best.name}, of {self.scored:,} plans scored and {len(self.plans)} compared in "
             f"{self.seconds:.1f} s",

@@ -9,14 +9,14 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from traincast.hardware.platform import Platform, load_platform
+from traincast.hardware.platform import Platform, list_platform_keys, load_platform
 from traincast.hardware.sheet import read_table
 from traincast.simulator.prediction.result import Prediction, state_verdict
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
 from traincast.utils.display.text import format_dollars
-from traincast.utils.errors import TraincastError, shorten_value
+from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.results import Records, Result, drop_nested_values
 
 _HOUR = 3600.0
@@ -96,7 +96,10 @@ def read_prices(price: float | Mapping[str, float] | None) -> dict[str, float]:
     if price is None:
         return {}
     known = dict(price) if isinstance(price, Mapping) else {"": price}
+    platforms = list_platform_keys()
     for name, dollars in known.items():
+        if name not in ("", *platforms) and any(key.startswith(name.lower()) for key in platforms):
+            raise make_unknown_error("platform of a price", name, platforms, "See 'traincast platforms'.")
         if isinstance(dollars, bool) or not isinstance(dollars, int | float) or not 0 < dollars < _MOST_DOLLARS:
             where = f" of {name}" if name else ""
             raise TraincastError(f"`price`{where} must be a number above 0, not {shorten_value(dollars)}")
@@ -148,9 +151,11 @@ def choose_prices(price: float | str | Mapping[str, float] | None) -> tuple[dict
 def _parse_prices(text: str) -> dict[str, float]:
     prices: dict[str, float] = {}
     for part in text.split(","):
-        name, _, number = part.strip().rpartition("=")
+        name, _, number = (word.strip() for word in part.rpartition("="))
+        if name in prices:
+            raise TraincastError(f"`price` {text}: one price {f'of {name}' if name else 'of all GPUs'}, such as 2.5")
         try:
-            prices[name.strip()] = float(number.removeprefix("$"))
+            prices[name] = float(number.removeprefix("$"))
         except ValueError:
             raise TraincastError(f"`price` {part.strip()}: give dollars per GPU and hour (2.5), or h100=2.5") from None
     return prices

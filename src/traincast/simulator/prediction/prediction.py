@@ -19,6 +19,7 @@ from traincast.ir.memory import compute_peak_memory
 from traincast.ir.workload import Workload
 from traincast.simulator.instructions import StepInstructions, build_step_instructions
 from traincast.simulator.memory.device_memory import DeviceMemory, make_device_memory
+from traincast.simulator.memory.workspaces import add_op_workspaces
 from traincast.simulator.prediction.breakdown import list_outside_ops
 from traincast.simulator.prediction.rank_results import (
     describe_updates,
@@ -258,8 +259,10 @@ def predict_sizes(
                 interval=(result.iteration / spread, result.iteration * spread),
                 device_active=result.device_active,
                 memory=make_device_memory(
-                    compute_peak_memory(programs[rank]), platform.device,
-                    framework=first.framework_version,
+                    add_op_workspaces(
+                        compute_peak_memory(programs[rank]), programs[rank], instructions.lowered[rank], platform.device
+                    ),
+                    platform.device, framework=first.framework_version,
                 ),
             )  # fmt: skip
     return [of_rank[rank] for rank in range(len(steps))]

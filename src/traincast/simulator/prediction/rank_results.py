@@ -24,6 +24,7 @@ from traincast.simulator.instructions import StepInstructions
 from traincast.simulator.many_ranks import GroupSimulation
 from traincast.simulator.memory.device_memory import Communicators, DeviceMemory, make_device_memory
 from traincast.simulator.memory.streams import delay_reuse
+from traincast.simulator.memory.workspaces import add_op_workspaces
 from traincast.simulator.prediction.step import StepSimulation
 from traincast.simulator.timeline import PathPart, compute_union_seconds, find_critical_path
 from traincast.utils.arrays import FloatArray
@@ -87,7 +88,10 @@ def make_fullest_memory(
     number = max(range(len(results)), key=lambda c: results[c].memory.peak_bytes)
     fullest = results[number].memory
     if simulated is not None:
-        fullest = delay_reuse(fullest, simulated.timeline(number))
+        timeline = simulated.timeline(number)
+        fullest = delay_reuse(fullest, timeline)
+        lowered = simulated.instructions.lowered[simulated.classes.program[number]]
+        fullest = add_op_workspaces(fullest, timeline.program, lowered, device)
     host = max((result.memory.events for result in results), key=lambda events: events.host_bytes).host
     if host is not fullest.events.host:
         fullest = Memory(replace(fullest.events, host=host))

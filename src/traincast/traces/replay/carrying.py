@@ -30,7 +30,8 @@ from traincast.traces.classify import BARE_TRITON, OTHER
 from traincast.traces.link import Linked
 from traincast.utils.arrays import BoolArray, FloatArray, IntArray
 
-_BOUND_BY_ARITHMETIC = frozenset({"gemm", "conv", "attention"})
+BOUND_BY_ARITHMETIC = frozenset({"gemm", "conv", "attention"})
+"""Families whose kernels mostly multiply; nearly all others stream memory."""
 _SIZES = np.exp2(np.arange(4.0, 33.0, 0.5))  # of the kernels compared with: elements of streams
 # sides of matrices, which libraries load whole: multiples of eight
 _SIDES = tuple(int(2**power * part) for power in range(4, 16) for part in (1.0, 1.25, 1.5, 1.75) if power > 4)
@@ -148,7 +149,7 @@ def _find_bound(family: str, name: str, shared: float) -> str:
     those that multiply matrices keep tiles of both in shared memory."""
     if family == OTHER and BARE_TRITON.match(name):
         return "arithmetic" if shared >= _TILES else "memory"
-    return "arithmetic" if family in _BOUND_BY_ARITHMETIC else "other" if family == OTHER else "memory"
+    return "arithmetic" if family in BOUND_BY_ARITHMETIC else "other" if family == OTHER else "memory"
 
 
 def count_elements(name: str, blocks: float, threads: float) -> float:

@@ -23,7 +23,7 @@ from traincast.simulator.overlap import slow_down_beside
 from traincast.traces.events import Kind
 from traincast.traces.link import Linked
 from traincast.traces.profiler.rates import OpFinder, infer_framework_version, make_version_context
-from traincast.traces.replay.carrying import PER_THREAD, carry_kernels, read_grids
+from traincast.traces.replay.carrying import BOUND_BY_ARITHMETIC, PER_THREAD, carry_kernels, read_grids
 from traincast.traces.signatures import SignatureReader
 from traincast.traces.slowdowns import compute_overlaps
 from traincast.utils.arrays import FloatArray, IntArray
@@ -58,6 +58,8 @@ _NOT_CARRIED = (Known.COMMUNICATION, Known.HOST_COPY)  # what other hardware tha
 _UNKNOWN_SOURCE = 0.7  # log-sigma of kernels kept as measured on a device that the trace does not name
 _OTHER_MACHINE = 0.3  # log-sigma of collectives and copies kept as measured beside another device
 _HOST_COPY = re.compile(r"HtoD|DtoH|CopyHostToDevice|CopyDeviceToHost")
+_STREAMS = ("elementwise", "norm", "copy", "softmax", "reduction", "pool")
+_TELLING_SECONDS, _TELLING = 1e-5, 30  # of a kernel that is more than its start, and how many of them say something
 _OP_SIGMA = 0.15  # on top where an op's total is split over other kernels than lowering knows
 
 
@@ -86,6 +88,17 @@ class TracedKernels:
         computes = ~np.isin(self.known, _NOT_CARRIED)
         whole = float(self.measured[computes].sum())
         return float(self.measured[~np.isin(self.known, KEPT)].sum()) / whole if whole else 0.0
+
+    def compare_bounds(self) -> tuple[float, float] | None:
+        """How many times as long as predicted kernels that multiply and kernels that stream memory took; nothing where
+        too few of either tell. The first alone is far off where the GPU's clock was low."""
+        known = ~np.isin(self.known, KEPT) & (self.measured >= _TELLING_SECONDS)
+        families = np.array(self.family, dtype=object)
+        products, streams = (known & np.isin(families, list(names)) for names in (BOUND_BY_ARITHMETIC, _STREAMS))
+        if min(int(products.sum()), int(streams.sum())) < _TELLING:
+            return None
+        first, second = (float(self.measured[rows].sum() / self.predicted[rows].sum()) for rows in (products, streams))
+        return first, second
 
     def compute_spread(self) -> float:
         """Log-sigma of all kernel time: kernels of a family and kind of knowledge are off together, others apart."""

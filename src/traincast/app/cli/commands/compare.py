@@ -18,11 +18,11 @@ from traincast.app.cli.arguments import (
     parse_count,
     parse_path,
     read_scenario_values,
+    require_question,
 )
 from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.report.choices import draw_platforms, format_platform_comparison
-from traincast.utils.errors import TraincastError
 from traincast.utils.files.writing import write_bytes
 
 
@@ -42,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
     """Predicts on each and prints."""
     check_outputs(args.image, inputs=[args.workload, args.file])
     values = read_scenario_values(args)
-    if not {"workload", "on"} <= set(values):
-        raise TraincastError("compare needs a WORKLOAD and --on PLATFORM,PLATFORM (see 'traincast compare --help')")
+    require_question(values, "compare", "v100,h100")
     names = str(values.pop("on")).split(",")
     with show_progress_bar("compare") as progress:
         result = compare(

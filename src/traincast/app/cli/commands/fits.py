@@ -14,13 +14,18 @@ from __future__ import annotations
 import argparse
 
 from traincast.app.api import fits
-from traincast.app.cli.arguments import add_scenario_file, add_scenario_options, parse_path, read_scenario_values
+from traincast.app.cli.arguments import (
+    add_scenario_file,
+    add_scenario_options,
+    parse_path,
+    read_scenario_values,
+    require_question,
+)
 from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.app.report.choices import format_fit
 from traincast.planner.fitting import AXES
 from traincast.simulator.memory.snapshot import write_snapshot
-from traincast.utils.errors import TraincastError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Predicts, weighs and prints."""
     check_outputs(args.snapshot_out, inputs=[args.workload, args.on, args.file])
     values = read_scenario_values(args)
-    if not {"workload", "on"} <= set(values):
-        raise TraincastError("fits needs a WORKLOAD and --on PLATFORM (see 'traincast fits --help')")
+    require_question(values, "fits")
     with show_progress_bar("fits") as progress:
         result = fits(max=args.max, progress=progress, **values)
     if args.snapshot_out:

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens-per-step", type=int, metavar="N", help="tokens of a step, instead of --global-batch")
     parser.add_argument("--price", metavar="PRICE", help="dollars of one GPU for an hour, or 'list'")
     parser.add_argument("--tokens", type=parse_count, metavar="N", help="tokens of the whole training, such as 15T")
-    parser.add_argument("--write", choices=TOOLS, help="the best layout as a launch file of this tool, into --out")
+    parser.add_argument(
+        "--write", choices=TOOLS, help="the best layout that this tool can run, as its launch file into --out"
+    )
     parser.add_argument("-o", "--out", type=parse_path, metavar="FILE", help="where that goes")
     add_processes_option(parser)
     add_scenario_options(parser, [name for name in PLANNED if name not in ("workload", "on")])
@@ -54,23 +56,14 @@ def run(args: argparse.Namespace) -> int:
     own = {name: getattr(args, name) for name in ("tokens_per_step", "tokens", "processes")}
     own["price"] = None if args.price is None else parse_price(args.price, args.on)
     with show_progress_bar("plan") as progress:
-        result = plan(progress=progress, **own, **{"gpus": None, **read_scenario_values(args)})
+        result = plan(progress=progress, tool=args.write, **own, **{"gpus": None, **read_scenario_values(args)})
     written = _write_best(args.write, result, args.out) if args.write else ""
     print_result(result, lambda found: f"{format_plan(found)}{written}", as_json=args.json)
     return OK
 
 
 def _write_best(tool: str, result: Plan, out: Path) -> str:
-    """Writes the best layout that a tool can run, and says which; where it can run none, why not the first."""
-    refused: list[TraincastError] = []
-    for number, step in enumerate(result.best, start=1):
-        layout = read_layout(step)
-        try:
-            text = write_launch_file(tool, layout, result.model)
-        except TraincastError as error:
-            refused.append(error)
-            continue
-        write_bytes(out, text.encode())
-        why = f" ({str(refused[0]).partition(', which')[0]})" if refused else ""
-        return f"\nwrote {format_path(out)} for {tool}: layout {number}, {layout.described()}{why}"
-    raise refused[0]
+    """Writes the best layout, and says so."""
+    layout = read_layout(result.best[0])
+    write_bytes(out, write_launch_file(tool, layout, result.model).encode())
+    return f"\nwrote {format_path(out)} for {tool}: {layout.described()}"

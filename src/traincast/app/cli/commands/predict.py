@@ -38,6 +38,7 @@ from traincast.app.cli.arguments import (
     parse_gpu_numbers,
     parse_path,
     read_scenario_values,
+    require_question,
 )
 from traincast.app.cli.output import check_outputs, name_options, print_json, print_text, show_progress_line
 from traincast.app.cli.registry import CHECK_FAILED, OK
@@ -132,8 +133,7 @@ def predict_asked(args: argparse.Namespace, *, recaptured: bool = False) -> Pred
     values = read_scenario_values(args)
     if recaptured:
         values["workload"] = _capture_again(values)
-    if not {"workload", "on"} <= set(values):
-        raise TraincastError("predict needs a WORKLOAD and --on PLATFORM (see 'traincast predict --help')")
+    require_question(values, "predict")
     numbers = parse_gpu_numbers(args.gpus) if args.gpus is not None else None
     if numbers is not None:
         values["gpus"] = numbers[0]

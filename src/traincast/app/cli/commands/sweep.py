@@ -23,6 +23,7 @@ from traincast.app.cli.arguments import (
     add_scenario_options,
     parse_path,
     read_scenario_values,
+    require_question,
 )
 from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
@@ -55,8 +56,7 @@ def run(args: argparse.Namespace) -> int:
     values = {**check_options(values.pop("options", None)), **values}
     if "on" not in values and "on" in asked["vary"]:
         values["on"] = asked["vary"]["on"][0].split(",")[0].strip()
-    if not {"workload", "on"} <= set(values):
-        raise TraincastError("a sweep needs a WORKLOAD and --on PLATFORM, or --file with both")
+    require_question(values, "sweep")
     with show_progress_bar("sweep") as progress:
         result = sweep(out=args.out, image=args.image, processes=args.processes, progress=progress, **asked, **values)
     print_result(result, format_sweep, as_json=args.json)

@@ -27,6 +27,7 @@ from traincast.app.cli.arguments import (
     read_edits,
     read_money_options,
     read_scenario_values,
+    require_question,
 )
 from traincast.app.cli.output import print_json, print_result, print_text, show_progress_bar
 from traincast.app.cli.registry import OK
@@ -53,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         return _print_edits(args)
     values = read_scenario_values(args)
-    if not {"workload", "on"} <= set(values):
-        raise TraincastError("whatif needs a WORKLOAD and --on PLATFORM (see 'traincast whatif --help')")
+    require_question(values, "whatif")
     if args.advise or args.sensitivity:
         return _run_advice_or_sensitivity(args, values)
     result = whatif(edits=read_edits(args), **read_money_options(args), **values)

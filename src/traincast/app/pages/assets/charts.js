@@ -41,13 +41,14 @@
     var least = low / 1.3, unit = Math.pow(10, Math.floor(Math.log10(least)));
     return [Math.floor(least / unit) * unit, high * 1.3];
   }
+  var NARROW = 500; /* pixels of a chart without room for names */
   var DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [4, 4], [12, 4]];
 
   /* Points as shapes: squares, circles, triangles, diamonds... one for each series. */
   function marks(shape, one) {
     return function (u, series) {
       var ratio = window.devicePixelRatio || 1, pen = u.ctx, xs = u.data[0], ys = u.data[series], r = 4 * ratio;
-      if (series === 1) u.named = [];
+      if (series === 1) u.named = places(u, r);
       pen.save();
       pen.fillStyle = pen.strokeStyle = u.series[series]._stroke || u.series[series].stroke(u, series);
       pen.lineWidth = 2;
@@ -60,22 +61,34 @@
         if (shape % 4 === 2) { pen.moveTo(x, y - r * 1.2); pen.lineTo(x + r, y + r); pen.lineTo(x - r, y + r); pen.closePath(); }
         if (shape % 4 === 3) { pen.moveTo(x, y - r * 1.3); pen.lineTo(x + r * 1.3, y); pen.lineTo(x, y + r * 1.3); pen.lineTo(x - r * 1.3, y); pen.closePath(); }
         if (one.filled ? one.filled[i] : shape < 4) pen.fill(); else pen.stroke();
-        if (one.names && xs.length <= 48) name(pen, one.names[i], x, y, ratio, u.named);
+        if (one.names && xs.length <= 48 && u.width >= NARROW) name(pen, one.names[i], x, y, ratio, u.named);
       }
       pen.restore();
       return null;
     };
   }
 
-  /* The name of a point, unless it would lie on another one's: those are in the table. */
+  /* Where points lie: [left, middle, width] of each. */
+  function places(u, r) {
+    var found = [];
+    u.data.slice(1).forEach(function (ys) {
+      for (var i = 0; i < ys.length; i++)
+        if (ys[i] !== null && ys[i] !== undefined) found.push([u.valToPos(u.data[0][i], "x", true) - r, u.valToPos(ys[i], "y", true), 2 * r]);
+    });
+    return found;
+  }
+  /* The name of a point beside, above or below it, unless it would lie on something: it is in the table. */
   function name(pen, text, x, y, ratio, taken) {
     pen.font = 11 * ratio + "px system-ui";
-    var width = pen.measureText(text).width + 8 * ratio;
-    if (taken.some(function (at) { return x < at[0] + at[2] && at[0] < x + width && Math.abs(y - at[1]) < 11 * ratio; })) return;
-    taken.push([x, y, width]);
+    var width = pen.measureText(text).width, over = 13 * ratio;
+    var free = [[x + 8 * ratio, y], [x - width / 2, y - over], [x - width / 2, y + over]].filter(function (to) {
+      return !taken.some(function (at) { return to[0] < at[0] + at[2] && at[0] < to[0] + width && Math.abs(to[1] - at[1]) < 11 * ratio; });
+    })[0];
+    if (!free) return;
+    taken.push([free[0], free[1], width]);
     pen.textAlign = "left";
     pen.textBaseline = "middle";
-    pen.fillText(text, x + 8 * ratio, y);
+    pen.fillText(text, free[0], free[1]);
   }
 
   /* chart: {x: [...], series: [{label, y: [...], kind: "line" | "points" | "band" | "step"}], log, labels} */
@@ -97,7 +110,7 @@
     place.textContent = "";
     return new uPlot({
       width: width, height: Math.max(Math.min(Math.round(width * 0.5), 380), 240), series: series, bands: bands, axes: axes(chart),
-      padding: [12, chart.series.some(function (one) { return one.names; }) ? 90 : 16, 0, 0],
+      padding: [12, width >= NARROW && chart.series.some(function (one) { return one.names; }) ? 90 : 16, 0, 0],
       scales: { x: { time: false, distr: chart.log_x ? 3 : 1, log: chart.base_x || 10, range: chart.range_x || (chart.log_x && chart.series[0].names ? loose : undefined) },
                 y: { distr: chart.log_y ? 3 : 1, range: chart.range_y || (chart.log_y ? chart.series[0].names ? loose : undefined : function (u, low, high) {
                   return [0, high > 0 ? high * 1.08 : 1]; }) } },

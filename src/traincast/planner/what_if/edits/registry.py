@@ -204,7 +204,7 @@ def parse_edit(text: str) -> Requirement:
     return Requirement(edit=found, value=Value(text=value.strip(), target=target, edit=left))
 
 
-_LISTED = "'traincast whatif' has a list of them (option list), and so has Python (list_edits)."
+_LISTED = "'traincast whatif' shows them with `list`, and so does list_edits() in Python."
 
 
 def format_name(name: str) -> str:
