@@ -118,9 +118,10 @@ def write_page(runs: list[dict[str, Any]]) -> str:
 
 HEAD = """# Promises
 
-What is promised to whoever gives Traincast something odd, and how often it was tried. `scripts/write_promises.py`
-writes this page, of `tests/promises`, which has one file per promise with a seeded slice, and of `runs.json` there,
-which keeps what long runs tried. What a run found was repaired after it, on a later tree."""
+What is promised to whoever gives Traincast something odd, and how often it was tried. `tests/promises` has one file
+per promise with a seeded slice, and `runs.json` there keeps what long runs tried: `scripts/prove --seed S --logs DIR`
+runs all of them for an hour and has `scripts/write_promises.py` write this page. What a run found was repaired after
+it, on a later tree."""
 MUTANTS = """## Changed files
 
 `scripts/fuzz --cases 20000 --seed S --log LOG`: files of every format and requests to the server, changed in their

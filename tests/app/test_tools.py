@@ -8,6 +8,7 @@ import json
 import pytest
 
 from traincast.app import tools
+from traincast.utils.errors import TraincastError
 
 
 def test_a_prediction_begins_with_its_verdict():
@@ -30,6 +31,12 @@ def test_whether_a_step_fits_is_a_tool():
 
     assert tight["verdict"].startswith("Does not fit, ")
     assert not json.loads(json.dumps(tight, allow_nan=False))["fits"]
+
+
+@pytest.mark.parametrize("tool", [tools.predict, tools.fits])
+def test_what_a_tool_is_given_beside_its_fields_is_no_field(tool):
+    with pytest.raises(TraincastError, match="`on` is an argument of the tool"):
+        tool("resnet50", "v100", fields={"on": "h100"})
 
 
 def test_names_are_found_by_a_part_of_them():

@@ -19,6 +19,7 @@ import yaml
 
 from tests.fuzz.documents import ODD_NUMBERS, damaged_bytes, mutated
 from tests.fuzz.messages import mutated_messages
+from tests.fuzz.recorded import RECORDED
 from tests.fuzz.settings import PLAN, SETTINGS, TABLES, write_json, write_yaml
 from tests.traces import damaged
 from traincast.ir.export_traces import export_chakra_et, export_pytorch_et
@@ -246,6 +247,6 @@ FORMATS = tuple(
     Format(name, make)
     for name, make in {
         "workload": _workload, "kineto": _kineto, "execution trace": _execution, "chakra": _chakra, "dlrm yaml": _dlrm,
-        "tables": _tables, "plan": _plan, "platform": _platform, "indices": _indices, **SETTINGS,
+        "tables": _tables, "plan": _plan, "platform": _platform, "indices": _indices, **SETTINGS, **RECORDED,
     }.items()
 )  # fmt: skip

@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz import formats, settings
+from tests.fuzz import formats, recorded, settings
 from tests.fuzz.formats import FORMATS, Format
+from tests.fuzz.recorded import CALL
 from tests.fuzz.settings import ASK
 
 SECONDS = 20  # of CPU time: on a loaded machine an honest case may take long by the clock
@@ -108,7 +109,7 @@ def work_on(form: Format | int, seeds: list[int], writer: int, changed: bool) ->
 
 
 def _leave_unchanged() -> None:
-    for module in (formats, settings):
+    for module in (formats, settings, recorded):
         module.mutated = lambda document, *_: document
         module.damaged_bytes = lambda data, _: data
     formats.mutated_messages = lambda data, _: data
@@ -216,7 +217,7 @@ def judge(command: list[str]) -> tuple[int, str]:
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-            code: Any = _ask(command[1]) if command[0] == ASK else main(command)
+            code: Any = _SPECIAL[command[0]](command[1:]) if command[0] in _SPECIAL else main(command)
     except SystemExit as stop:
         code = stop.code
     except MemoryError:
@@ -235,7 +236,7 @@ def judge(command: list[str]) -> tuple[int, str]:
     return code, _wrong_answer(command, stdout.getvalue())
 
 
-def _ask(text: str) -> int:
+def _ask(words: list[str]) -> int:
     """What a worker of the server does with a question, printed as the command line would: the exit code."""
     from traincast.app.server.fields import parse_document
     from traincast.app.server.guard import Rejection
@@ -243,7 +244,7 @@ def _ask(text: str) -> int:
     from traincast.utils.errors import TraincastError
 
     try:
-        document = json.loads(text)
+        document = json.loads(words[0])
     except (ValueError, RecursionError):
         document = None
     try:
@@ -255,6 +256,29 @@ def _ask(text: str) -> int:
         print(json.dumps(str(error)), file=sys.stderr)  # what the server sends is JSON
         return 2
     return 0
+
+
+def _call(words: list[str]) -> int:
+    """What an agent gets that calls a tool, printed as the command line would: the exit code."""
+    from traincast.app import tools
+    from traincast.utils.errors import TraincastError
+
+    try:
+        arguments = json.loads(words[1])
+    except (ValueError, RecursionError):
+        arguments = None
+    try:
+        if not isinstance(arguments, dict):
+            raise TraincastError("the call has to have a JSON object of arguments")
+        print(json.dumps(getattr(tools, words[0])(**arguments)))
+    except TraincastError as error:
+        print(json.dumps(str(error)), file=sys.stderr)
+        return 2
+    return 0
+
+
+_SPECIAL = {ASK: _ask, CALL: _call}
+"""What stands for a command where none of the command line is meant."""
 
 
 def run_quietly(command: list[str]) -> str:

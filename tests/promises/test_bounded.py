@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.traces.damaged import kineto_document
 from traincast.app.cli.main import main
 
 ENDLESS = {
@@ -23,6 +24,18 @@ ENDLESS = {
     "b.json": ["check", "--baseline", "b.json"],
     "d.yaml": ["shard", "mlperf-dlrm", "--on", "dgx-a100", "--gpus", "2", "--dense", "d.yaml"],
     "t.csv": ["shard", "t.csv", "--on", "dgx-a100", "--gpus", "2"],
+    "t.parquet": ["shard", "t.parquet", "--on", "dgx-a100", "--gpus", "2"],
+    "p.json": ["shard", "mlperf-dlrm", "--on", "dgx-a100", "--gpus", "2", "--candidates", "p.json"],
+    "y.yaml": ["predict", "mlperf-dlrm", "--on", "dgx-a100", "--gpus", "2", "--plan", "y.yaml"],
+    "i.npz": ["shard", "raw-npz.yaml", "--on", "dgx-a100", "--gpus", "2", "--no-torchrec"],
+    "i.parquet": ["shard", "raw-parquet.yaml", "--on", "dgx-a100", "--gpus", "2", "--no-torchrec"],
+    "r.json": ["report", "r.json", "-o", "r.html"],
+    "a.json": ["trace", "sound.json", "a.json", "--compare"],
+    "s.sqlite": ["trace", "s.sqlite"],
+    "c.et": ["trace", "c.et"],
+    "c.py": ["capture", "c.py:make", "-o", "c.tc"],
+    "f.json": ["fit", "--from-trace", "f.json", "--refine", "v100", "--out", "f.toml"],
+    "n.yaml": ["check", "n.yaml", "--baseline", "new.json", "--update", "--reason", "first"],
 }
 LARGE = {
     "layers": {"layers": 4000, "hidden": 256, "heads": 4, "vocab": 1000},
@@ -48,6 +61,11 @@ def _refuse(words, capsys):
 @pytest.mark.parametrize("name", ENDLESS)
 def test_files_without_an_end_are_not_read(name, kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "sound.json").write_text(json.dumps(kineto_document()))
+    for ending in ("npz", "parquet"):
+        table = {"name": "a", "rows": 9, "dim": 8, "access": {"indices": f"i.{ending}", "batch_size": 8}}
+        table["access"] |= {"column": "ids"} if ending == "parquet" else {}
+        (tmp_path / f"raw-{ending}.yaml").write_text(json.dumps({"tables": [table]}))
     if kind == "pipe":
         os.mkfifo(tmp_path / name)
     else:

@@ -298,7 +298,7 @@ def test_a_forecast_for_another_gpu_comes_first_and_has_no_error(public, capsys)
     assert main(["trace", str(public / "resnet50_t4_b.json.gz"), "--on", "a10"]) == 0
     first, second, *_ = out = capsys.readouterr().out.splitlines()
     assert first.startswith("Forecast on a10 (host time of this trace): ") and "measured on Tesla T4: " in first
-    assert "90 % interval" in second and "of kernel time is modelled" in second
+    assert "90 % interval" in second and "ms with the same host; 100% of kernel time is modelled" in second
     assert not any("off by" in line for line in out)
 
 

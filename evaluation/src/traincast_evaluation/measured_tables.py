@@ -13,7 +13,7 @@ import numpy.typing as npt
 from traincast.hardware import Device, find_device_by_name
 from traincast.utils.arrays import BoolArray, FloatArray
 from traincast.utils.errors import TraincastError, escape_text, make_unknown_error, shorten_value
-from traincast.utils.files.reading import MAX_ROWS, check_parquet_size
+from traincast.utils.files.parquet import MAX_ROWS, check_parquet_size
 
 if TYPE_CHECKING:
     import polars as pl

@@ -30,25 +30,25 @@ _INSTRUCTIONS = (
 
 def predict(workload: str, on: str, fields: Fields | None = None) -> Fields:
     """How long one training step of a model (a name, .tc, .yaml or config.json) takes on a GPU or node, and why."""
-    return _summarise(api.predict(workload, on=on, **(fields or {})))
+    return _summarise(api.predict(workload, on=on, **_take_fields(fields)))
 
 
 def compare(workload: str, on: list[str], price: str | None = None, fields: Fields | None = None) -> Fields:
     """The same step on several GPUs: time, memory, dollars, trust. `price`: "2.5" or "h100=2.5,..." per GPU hour."""
-    result = api.compare(workload, on=on, price=price, **(fields or {}))
+    result = api.compare(workload, on=on, price=price, **_take_fields(fields, "price"))
     return {"verdict": result.headline(), **result.to_dict()}
 
 
 def fits(workload: str, on: str, max: str | None = None, fields: Fields | None = None) -> Fields:
     """Whether a step fits in the memory of its GPUs, what fills it and what would help. `max`: "batch-size" or
     "seq-len", of which the largest that fits is searched."""
-    result = api.fits(workload, on=on, max=max, **(fields or {}))
+    result = api.fits(workload, on=on, max=max, **_take_fields(fields, "max"))
     return {"verdict": result.headline(), **result.to_dict()}
 
 
 def plan(workload: str, on: str, gpus: int, fields: Fields | None = None) -> Fields:
     """How to lay a Transformer out over GPUs: the fastest layouts that fit, each with the command that predicts it."""
-    result = api.plan(workload, on=on, gpus=gpus, **(fields or {}))
+    result = api.plan(workload, on=on, gpus=gpus, **_take_fields(fields, "gpus"))
     rows = [{k: v for k, v in result.row(n).items() if k != "prediction"} for n in range(len(result.best))]
     return {"verdict": result.headline(), "layouts": rows}
 
@@ -61,7 +61,7 @@ def shard(tables: str, on: str, gpus: int, batch_size: int = 2048) -> Fields:
 
 def whatif(workload: str, on: str, edits: list[str], fields: Fields | None = None) -> Fields:
     """What a change would bring: edits such as "batch-size=4096", "dtype=bf16", "cuda-graph", "on=h100"."""
-    result = api.whatif(workload, on=on, edits=edits, **(fields or {}))
+    result = api.whatif(workload, on=on, edits=edits, **_take_fields(fields, "edits"))
     return {"verdict": result.headline(), "before": _summarise(result.before), "after": _summarise(result.after)}
 
 
@@ -105,6 +105,14 @@ def make_server() -> MCPServer:
     for tool in TOOLS:
         server.add_tool(answer_or_explain(tool))
     return server
+
+
+def _take_fields(fields: Fields | None, *arguments: str) -> Fields:
+    """The fields of a scenario, none of them what the tool has as an argument of its own."""
+    for name in ("workload", "on", *arguments):
+        if name in (fields or {}):
+            raise TraincastError(f"`{name}` is an argument of the tool and no field; give it once, beside `fields`")
+    return fields or {}
 
 
 def _summarise(result: Prediction) -> Fields:

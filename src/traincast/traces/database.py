@@ -55,6 +55,12 @@ class DatabaseReader:
         )  # fmt: skip
 
     def _list_columns(self, table: str) -> frozenset[str]:
+        """None of what is no table: a view may compute without an end."""
+        kind = self.database.execute(
+            "SELECT type FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table,)
+        ).fetchone()
+        if kind != ("table",):
+            return frozenset()
         return frozenset(row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")'))
 
     def select_rows(self, table: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:

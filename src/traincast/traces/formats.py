@@ -58,6 +58,7 @@ def _read_database(path: Path) -> TimelineTrace:
     try:
         with closing(sqlite3.connect(f"file:{path.resolve().as_posix()}?mode=ro", uri=True)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
+            database.set_progress_handler(lambda: 0, 1_000_000)  # lets Ctrl-C in
             tables = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "rocpd_op" in tables:
                 raise TraincastError(f"'{path}' is a trace of rocmProfileData; record the run with rocprofv3")

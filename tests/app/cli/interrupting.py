@@ -37,6 +37,7 @@ COMMANDS = {
     "capture": "capture step.py:make --batch-size 4 --out out",
     "trace": "trace trace.json --trace-out out",
     "trace to a workload": "trace trace.json --workload-out out",
+    "trace to tables": "trace trace.json --tables-out .",
     "shard": "shard tables.yaml --on dgx-a100 --gpus 2 --no-torchrec --time-limit 0.1 --out out",
     "shard for TorchRec": "shard tables.yaml --on dgx-a100 --gpus 2 --no-torchrec --time-limit 0.1 --torchrec-out out",
     "fit": "fit attention --out .",
@@ -44,13 +45,16 @@ COMMANDS = {
     "compare": "compare dlrm-ddp --on v100,h100 --image out.svg",
     "report": "report dlrm-ddp --on v100 -o out.html",
     "sweep": "sweep dlrm-ddp --on v100 --vary batch-size=8,16,32 --processes 1 --out out.csv",
+    "sweep with a picture": "sweep dlrm-ddp --on v100 --vary batch-size=8,16 --processes 1 -o out.csv --image out.svg",
     "check": "check step.yaml --baseline out.json --update --reason first",
     "plan": "plan tiny.yaml --on dgx-a100 --gpus 2 --global-batch 4 --write torchtitan --out out.toml",
 }
 TARGETS = {
     "fit": ("costs/kernels/profiles/attention.json", "costs/kernels/profiles/attention.npz"),  # all or none
     "compare": ("out.svg",), "report": ("out.html",), "sweep": ("out.csv",), "check": ("out.json",),
-    "plan": ("out.toml",),
+    "plan": ("out.toml",), "sweep with a picture": ("out.csv", "out.svg"),
+    "trace to tables": tuple(f"{name}.csv" for name in ("critical_path", "kernels", "launches", "overheads",
+                             "queue_curve", "steps", "streams", "top_kernels")),
 }  # fmt: skip
 """Where the output of a command goes ("out")."""
 _BEFORE_OF = {"check": b'{"traincast_baseline": 1, "scenarios": {}}'}  # a baseline is read before it is written

@@ -74,3 +74,10 @@ def test_a_pipeline_that_waits_for_its_stages_is_told_to_shorten_its_bubble():
     assert "is pipeline bubble" in suggest_remedy(few)
     assert "smaller `tp`" in suggest_remedy(many)
     assert "exposed tensor parallel communication" in [name for name, _ in rank_bounds(many)]
+
+
+def test_a_step_whose_path_is_the_hosts_is_bound_by_it_under_a_layout_too():
+    small = traincast.predict("mpt-125m", on="h100", micro_batch=1)
+
+    assert small.path_by_activity["host"] > small.iteration / 2
+    assert rank_bounds(small)[0][0] == "host"

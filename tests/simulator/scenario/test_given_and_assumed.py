@@ -50,6 +50,6 @@ def test_a_file_keeps_costs_and_assumptions(tmp_path: Path) -> None:
 
 def test_a_damaged_file_of_costs_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[[[")
-    for name, message in (("bad.toml", "is no TOML"), ("none.toml", "no file")):
+    for name, message in (("bad.toml", "not valid TOML"), ("none.toml", "no file")):
         with pytest.raises(TraincastError, match=message):
             traincast.predict("dlrm-default", on="v100", costs=tmp_path / name)

@@ -9,8 +9,8 @@ import pytest
 
 from traincast.app.cli.main import main
 from traincast.utils.errors import TraincastError
-from traincast.utils.files import reading
-from traincast.utils.files.reading import check_parquet_size
+from traincast.utils.files import parquet
+from traincast.utils.files.parquet import check_parquet_size
 
 polars = pytest.importorskip("polars")
 
@@ -27,15 +27,29 @@ def equal_values(tmp_path) -> Path:
 
 def test_runs_of_equal_values_count_as_what_they_become(equal_values, monkeypatch):
     check_parquet_size(equal_values, "equal.parquet")
-    monkeypatch.setattr(reading, "PARQUET_BYTES", 7_999_999)
+    monkeypatch.setattr(parquet, "PARQUET_BYTES", 7_999_999)
     with pytest.raises(
         TraincastError, match=r"'equal.parquet' unpacks to 0.0 GB; at most 0.0 GB are read: give a part"
     ):
         check_parquet_size(equal_values, "equal.parquet")
 
 
+@pytest.mark.parametrize("file", ["lists.parquet", "t.yaml"])
+def test_values_inside_of_lists_count(file, tmp_path, monkeypatch, capsys):
+    """A file of a few kB may hold billions of them in one row."""
+    polars.DataFrame({"name": [[0] * 100_000]}).write_parquet(tmp_path / "lists.parquet")
+    (tmp_path / "t.yaml").write_text(
+        "tables: [{name: a, rows: 10, dim: 4, access: {indices: lists.parquet, column: name, batch_size: 8}}]"
+    )
+    monkeypatch.setattr(parquet, "PARQUET_BYTES", 100_000)
+    monkeypatch.setattr(parquet, "ROW_GROUP_VALUES", 99_999)
+    assert main(["shard", str(tmp_path / file), "--on", "dgx-a100", "--gpus", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "unpacks to" in said or "100000 values of column 'name' in one row group" in said
+
+
 def test_rows_have_a_limit(equal_values, monkeypatch):
-    monkeypatch.setattr(reading, "MAX_ROWS", 999_999)
+    monkeypatch.setattr(parquet, "MAX_ROWS", 999_999)
     with pytest.raises(TraincastError, match="'it' has 1000000 rows; at most 999999 are read"):
         check_parquet_size(equal_values, "it")
 
@@ -76,7 +90,7 @@ def test_a_footer_nested_without_end_is_refused(tmp_path, nested):
 
 
 def test_tables_and_indices_are_checked_before_they_are_read(equal_values, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(reading, "PARQUET_BYTES", 1000)
+    monkeypatch.setattr(parquet, "PARQUET_BYTES", 1000)
     (tmp_path / "t.yaml").write_text(
         "tables: [{name: a, rows: 10, dim: 4, access: {indices: equal.parquet, column: x, batch_size: 8}}]"
     )

@@ -291,8 +291,12 @@ def format_forecast(attribution: Attribution) -> list[str]:
     predicted = format_milliseconds(attribution.mean_step)
     on = f"on {attribution.platform} ({host})"
     low, high = map(format_milliseconds, attribution.interval)
-    rest = "the rest is carried over from what it took" if attribution.kernels.carried else "the rest is as measured"
-    known = f"  90 % interval {low} to {high} ms; {modelled:.0%} of kernel time is modelled, {rest}"
+    rest = (
+        ", the rest is carried over from what it took" if attribution.kernels.carried else ", the rest is as measured"
+    )
+    same = " with the same host" if own and attribution.is_forecast else ""
+    known = f"  90 % interval {low} to {high} ms{same}; {modelled:.0%} of kernel time is modelled"
+    known += f", the rest is {rest}" if modelled < 1.0 - _LEAST_MODELLED else ""
     if attribution.is_forecast:
         return [f"Forecast {on}: {predicted} ms per step, measured on {attribution.traced}: {measured} ms", known]
     there = "" if attribution.traced else ", if they ran there: the trace names no GPU"

@@ -21,7 +21,8 @@ import polars as pl
 from traincast.calibration.bench.device import Device, Identity
 from traincast.costs.cpu.samples import Sample, format_sample, parse_row
 from traincast.utils.errors import TraincastError, make_unknown_error
-from traincast.utils.files.reading import check_parquet_size, format_path, reject_bad_parquet
+from traincast.utils.files.parquet import check_parquet_size, reject_bad_parquet
+from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_bytes
 
 _MOST_ROWS = 1_000_000  # a day and a night of measuring gives fewer

@@ -35,7 +35,8 @@ from traincast.models.embeddings.reuse import ReuseHistogram
 from traincast.models.embeddings.table import Pooling, Table, check_tables
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
-from traincast.utils.files.reading import check_parquet_size, read_csv, read_document, reject_bad_parquet
+from traincast.utils.files.parquet import check_parquet_size, reject_bad_parquet, scan_parquet
+from traincast.utils.files.reading import read_csv, read_document
 
 _PIECE_ITEMS = 1 << 20  # numbers read at a time: 8 MiB
 _MAX_SAMPLES = 1 << 24  # of a file whose lengths are held in memory
@@ -152,8 +153,8 @@ def read_bags_from_parquet(path: Path, *, column: str, batch_size: int) -> Itera
     step = choose_batch_size(batch_size, 0)
     if step > _MAX_SAMPLES:
         raise TraincastError(f"{path}: batch_size {shorten_value(step)}; {_MAX_SAMPLES} are the most")
+    frame = scan_parquet(path, str(path))
     with reject_bad_parquet(str(path)):
-        frame = pl.scan_parquet(path)
         schema = frame.collect_schema()
     if column not in schema:
         raise TraincastError(f"{path}: no column '{column}'; it has {', '.join(schema.names()[:10])}")

@@ -31,12 +31,14 @@ _NF4_BYTES = 0.5 + (1.0 + 4.0 / 256) / 64
 
 @dataclass(frozen=True, slots=True)
 class StateBytes:
-    """Bytes of a part on one rank. `gathered` are its parameters where they are sharded and made whole for a pass,
-    `raw` its gradients before they are reduced, `sent` as they are reduced."""
+    """Bytes of a part on one rank. `bucketed` are gradients that other ranks have too and reduce with this one,
+    `gathered` its parameters where they are sharded and made whole for a pass, `raw` its gradients before they are
+    reduced, `sent` as they are reduced."""
 
     parameters: float
     gradients: float
     optimizer: float
+    bucketed: float = 0.0
     gathered: float = 0.0
     raw: float = 0.0
     sent: float = 0.0
@@ -70,6 +72,7 @@ def count_state_bytes(
         parameters=kept,
         gradients=gradient * gradients,
         optimizer=0.0 if layout.optimizer == "none" else moments * updated,
+        bucketed=gradient * (trained_dense * (layout.dp * layout.cp > 1) + trained_sparse * (inner > 1)),
         gathered=(1.0 if layout.quantised_gather else layout.gather_bytes) * whole if sharding == "zero3" else 0.0,
         raw=layout.gather_bytes * given if sharding == "zero3" else 0.0,
         sent=layout.reduce_bytes * given if sharding == "zero3" else 0.0,
@@ -180,8 +183,8 @@ class StageMemory:
                 where.add_blocks(state.parameters * shares, -1, None, _PARAMETER, part.label)
                 if self._holds_gradients:
                     self.writer.add_blocks(state.gradients * shares, -1, None, _GRADIENT, part.label)
-                elif self.layout.sharding == "none" and self.layout.dp > 1:  # buckets of DDP
-                    self.writer.add_blocks(state.gradients * shares, -1, None, _COMMUNICATION, part.label)
+                elif self.layout.sharding == "none" and state.bucketed:  # of DDP
+                    self.writer.add_blocks(state.bucketed * shares, -1, None, _COMMUNICATION, part.label)
 
     def _run_forward(self, turn: Turn) -> None:
         parts, writer = self.chunks[turn.chunk], self.writer

@@ -376,8 +376,9 @@ def _name_bound(name: str) -> str:
 
 
 def split_critical_path(p: Prediction) -> dict[str, float]:
-    """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for."""
-    if p.parallel is None:
+    """Seconds of the critical path by what it is spent on; under a layout, of the step by what it waits for, unless
+    the host, which kernels hide, is most of the path."""
+    if p.parallel is None or p.path_by_activity.get("host", 0.0) > p.iteration / 2:
         return p.path_by_activity
     return dict(split_step(p))
 

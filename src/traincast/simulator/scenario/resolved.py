@@ -4,7 +4,6 @@ used."""
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from traincast.simulator.scenario.kinds import KINDS, USED, check_used, choose_s
 from traincast.simulator.scenario.scenario import Scenario, list_scenario_fields
 from traincast.simulator.scenario.workloads import get_default_dtype
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
-from traincast.utils.files.reading import compute_file_digest, format_path, read_document
+from traincast.utils.files.reading import compute_file_digest, format_path, parse_toml, read_document, read_text
 
 if TYPE_CHECKING:
     from traincast.models.dlrm.config import DlrmConfig
@@ -266,13 +265,7 @@ def read_costs(costs: str | Path | Sequence[OpCost] | None) -> tuple[OpCost, ...
     path = Path(costs)
     if not path.is_file():
         raise TraincastError(f'no file {path} with costs; write a .toml file with a table ["lib::op"] for each op')
-    if path.stat().st_size > _LARGEST_FILE:
-        raise TraincastError(f"{path} is larger than a file of costs can be ({_LARGEST_FILE >> 20} MiB)")
-    try:
-        table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TraincastError(f"{path} is no TOML: {error}") from None
-    return read_op_costs(table, str(path))
+    return read_op_costs(parse_toml(read_text(path, most=_LARGEST_FILE), str(path)), str(path))
 
 
 _LAYOUT = ("tp", "pp", "vp", "cp", "ep", "etp", "global_batch", "micro_batch", "schedule", "checkpoint")

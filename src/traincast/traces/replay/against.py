@@ -28,14 +28,18 @@ from traincast.traces.replay.compare import (
 from traincast.traces.replay.results import RankReport, TraceReport
 from traincast.traces.signatures import SignatureReader
 from traincast.utils.errors import TraincastError
+from traincast.utils.files.reading import read_bytes
 
 _BEGINS = re.compile(rb'\s*\{\s*"schema"\s*:')  # no trace does
+_LARGEST = 1 << 28  # bytes of a saved prediction
 _GRADIENT = re.compile(r"Backward\d*$|AccumulateGrad|CppNode|^autograd::engine")
 
 
 def is_saved_prediction(path: Path) -> bool:
     """Whether a file is the JSON of a prediction, by how it begins."""
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
         with path.open("rb") as file:
             return _BEGINS.match(file.read(64)) is not None
     except OSError:
@@ -45,8 +49,8 @@ def is_saved_prediction(path: Path) -> bool:
 def read_prediction(path: Path) -> PredictionDocument:
     """A prediction as `traincast predict` printed it in JSON."""
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=PredictionDocument)
-    except (msgspec.DecodeError, OSError, RecursionError) as error:
+        document = msgspec.json.decode(read_bytes(path, most=_LARGEST), type=PredictionDocument)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise TraincastError(f"'{path}' is no prediction: {error}; give what predict prints as JSON") from None
     if document.schema != SCHEMA:
         raise TraincastError(f"'{path}' has schema {document.schema}, this release reads {SCHEMA}: predict it again")

@@ -1,4 +1,4 @@
-"""Small untrusted files: YAML, TOML, JSON, CSV and footers of Parquet, read within limits on size, depth, digits and
+"""Small untrusted files: YAML, TOML, JSON and CSV, read within limits on size, depth, digits and
 repeated keys.
 
 Whatever is wrong becomes one `TraincastError` that begins with the file and says what to change. Values that come back
@@ -14,8 +14,7 @@ import math
 import os
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -201,52 +200,3 @@ def _parse_integer(digits: str) -> int:
 
 def _format_bytes(count: int) -> str:
     return f"{count >> 20} MB" if count >= 1 << 20 else f"{count} bytes"
-
-
-MAX_ROWS = 5_000_000
-"""More is taken for a mistake: no public table has as many, and memory would not hold them."""
-PARQUET_BYTES = 1 << 30
-"""Of all columns at 8 bytes a value; the largest public table has about 130 MB."""
-_VALUE_BYTES = 8
-
-
-@contextmanager
-def reject_bad_parquet(name: str) -> Iterator[None]:
-    """Whatever the reader of Parquet files raises on a damaged one, its panics included, is bad input. Needs polars.
-
-    What it prints of a panic, past Python to the error stream of the process, is dropped.
-    """
-    import polars as pl
-
-    kept = os.dup(2)
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    except pl.exceptions.PanicException:
-        raise TraincastError(
-            f"{name}: it is no Parquet file that can be read: damaged inside; write it again"
-        ) from None
-    except pl.exceptions.PolarsError as error:
-        reason = (str(error).splitlines() or ["unreadable"])[0][:200]
-        raise TraincastError(f"{name}: it is no Parquet file that can be read ({reason})") from None
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def check_parquet_size(path: Path, name: str) -> None:
-    """Rejects a file that is no Parquet file or holds more than can be read at once; `name` is for the message. Needs
-    polars."""
-    import polars as pl
-
-    with reject_bad_parquet(name):
-        frame = pl.scan_parquet(path)
-        columns, rows = len(frame.collect_schema()), int(frame.select(pl.len()).collect().item())
-    if rows > MAX_ROWS:
-        raise TraincastError(f"'{name}' has {rows} rows; at most {MAX_ROWS} are read")
-    size = _VALUE_BYTES * rows * columns
-    if size > PARQUET_BYTES:
-        raise TraincastError(
-            f"'{name}' unpacks to {size / 1e9:.1f} GB; at most {PARQUET_BYTES / 1e9:.1f} GB are read: give a part of it"
-        )

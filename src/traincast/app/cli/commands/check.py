@@ -16,7 +16,7 @@ from traincast.app.cli.arguments import parse_path
 from traincast.app.cli.output import check_outputs, print_result, show_progress_bar
 from traincast.app.cli.registry import CHECK_FAILED, OK
 from traincast.utils.errors import TraincastError
-from traincast.utils.files.writing import write_bytes
+from traincast.utils.files.writing import write_together
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
         result = check(
             args.scenarios, baseline=args.baseline, gate=args.gate, update=args.reason.strip(), progress=progress
         )
-    for path, text in ((args.junit, result.to_junit), (args.markdown, result.to_markdown)):
-        if path is not None:
-            write_bytes(path, text().encode())
+    reports = ((args.junit, result.to_junit), (args.markdown, result.to_markdown))
+    write_together({path: text().encode() for path, text in reports if path is not None})
     print_result(result, CheckResult.headline, as_json=args.json, options=args.options)
     return OK if result.passed else CHECK_FAILED

@@ -20,7 +20,7 @@ from traincast.planner.what_if.sweeps.result import SweepResult, draw_picture
 from traincast.simulator.scenario.resolved import Resolved
 from traincast.utils.errors import TraincastError
 from traincast.utils.files.reading import compute_file_digest, format_path, read_document
-from traincast.utils.files.writing import check_output, write_bytes
+from traincast.utils.files.writing import check_output, write_together
 from traincast.utils.parallel.runner import Died, Job, Workers
 from traincast.utils.results import encode_csv
 from traincast.utils.version import __version__
@@ -264,13 +264,14 @@ def _read_content(workload: Workload) -> list[Any]:
 
 
 def _write_files(result: SweepResult, out: Path | None, image: Path | None) -> None:
+    contents: dict[Path, bytes] = {}
     if out is not None:
-        if out.suffix == ".csv":
-            write_bytes(out, encode_csv(result.rows, (*result.grid.names, *FIGURES, "error")))
-        else:
-            _write_parquet(out, result)
+        is_csv = out.suffix == ".csv"
+        columns = (*result.grid.names, *FIGURES, "error")
+        contents[out] = encode_csv(result.rows, columns) if is_csv else _encode_parquet(result)
     if image is not None:
-        write_bytes(image, draw_picture(result).encode())
+        contents[image] = draw_picture(result).encode()
+    write_together(contents)
 
 
 def _make_row(grid: Grid, point: Sequence[str], figures: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +281,7 @@ def _make_row(grid: Grid, point: Sequence[str], figures: dict[str, Any]) -> dict
     return {name: int(value) if name in counts else value for name, value in values} | figures
 
 
-def _write_parquet(out: Path, result: SweepResult) -> None:
+def _encode_parquet(result: SweepResult) -> bytes:
     import polars as pl
 
     first = result.rows[0] if result.rows else {}
@@ -293,4 +294,4 @@ def _write_parquet(out: Path, result: SweepResult) -> None:
     frame = pl.DataFrame(columns, schema=schema)
     data = io.BytesIO()
     frame.write_parquet(data)
-    write_bytes(out, data.getvalue())
+    return data.getvalue()
