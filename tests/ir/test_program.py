@@ -1,5 +1,6 @@
 from tests.ir.steps import make_mlp, spec
 from traincast.ir import Phase, ProgramBuilder, Signature, StorageKind, compute_peak_memory
+from traincast.ir.memory import UNTOUCHED
 
 RELU = Signature("aten::relu", (spec(256),), (spec(256),))
 
@@ -72,7 +73,7 @@ def test_host_memory_is_no_device_memory() -> None:
     # Then the peak is at the last gradient: 2 weights, 2 gradients of 1024 bytes; input copy, one activation,
     # the loss and the incoming gradient of 512 bytes each
     memory = compute_peak_memory(program)
-    assert memory.by_kind == {"parameter": 2048, "gradient": 2048, "input": 512, "activation": 1536}
+    assert memory.by_kind == {"parameter": 2048, "gradient": 2048, "input": 512, "activation": 1024, "temporary": 512}
     assert memory.peak_bytes == 6144
 
 
@@ -81,3 +82,9 @@ def test_a_step_without_ops_holds_its_parameters() -> None:
     builder.add_storage(2048, StorageKind.PARAMETER, before_step=True)
     assert compute_peak_memory(builder.build_program()).peak_bytes == 2048
     assert compute_peak_memory(ProgramBuilder(batch_size=1).build_program()).peak_bytes == 0
+
+
+def test_what_no_op_touches_is_told_apart():
+    builder = chain([512], free_after={})
+    builder.add_storage(2048, StorageKind.INPUT, before_step=True)
+    assert compute_peak_memory(builder.build_program()).by_module[UNTOUCHED] == 2048

@@ -18,6 +18,8 @@ from traincast.utils.errors import TraincastError
 CATEGORIES = (*USES, "temporary", "workspace")
 """What blocks are for: the uses of a program's storages, results that no later pass reads, what libraries work in."""
 TEMPORARY = CATEGORIES.index("temporary")
+UNTOUCHED = "what no op touches"
+"""Label of what is there all the same: another model, data that wait, the step before."""
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 BLOCK = 512
 """Bytes that PyTorch's allocators round up to."""
@@ -212,9 +214,10 @@ def list_memory_events(program: Program) -> MemoryEvents:
     _name_owners(program, module)
     late = np.isin(program.columns.storage_kind, _COUNT_FROM_USE) & (first < program.num_ops)
     late &= program.columns.storage_alloc < 0
+    label = np.where(first < program.num_ops, module, len(program.names))
     events = _make_events(
-        program, mine, program.storage_nbytes, appears=np.where(late, 2 * first, -1)[mine], label=module[mine],
-        stream=_find_streams(program)[mine], labels=program.names,
+        program, mine, program.storage_nbytes, appears=np.where(late, 2 * first, -1)[mine], label=label[mine],
+        stream=_find_streams(program)[mine], labels=(*program.names, UNTOUCHED),
         host=_list_host_blocks(program),
     )  # fmt: skip
     return add_op_blocks(events, program, [count_temporary_bytes(one) for one in program.signatures])
@@ -244,17 +247,17 @@ def _find_categories(program: Program) -> IntArray:
 def _name_owners(program: Program, module: IntArray) -> None:
     """Gives state of the optimizer the module of its parameter, at whose place in lists of tensors it is."""
     c, names = program.columns, np.array([bool(name) for name in program.names], dtype=np.bool_)
-    left = (c.storage_kind == StorageKind.OPTIMIZER_STATE) & ~names[module]
-    if not program.num_ops or not left.any():
+    if not program.num_ops or not (c.storage_kind == StorageKind.OPTIMIZER_STATE).any():
         return
+    left = (c.storage_kind == StorageKind.OPTIMIZER_STATE) & ~names[module]
     op = np.repeat(np.arange(program.num_ops), np.diff(c.input_ptr))
     given = np.flatnonzero(program.op_phase[op] == Phase.OPTIMIZER)
     op, storage, position = op[given], c.tensor_storage[c.input_tensor[given]], given - c.input_ptr[op[given]]
-    places = {number: _list_places(program.symbolic[number]) for number in np.unique(c.op_signature[op]).tolist()}
-    most = max((len(row) for row in places.values()), default=0)
+    most = int(np.diff(c.input_ptr).max())
     table = np.full((len(program.symbolic), most), -1, dtype=np.int64)
-    for number, row in places.items():
-        table[number, : len(row)] = row
+    for number in np.unique(c.op_signature[op]).tolist():
+        places = _list_places(program.symbolic[number])
+        table[number, : len(places)] = places
     place = table[c.op_signature[op], position]
     group = op * most + place
     owns = np.isin(c.storage_kind, (StorageKind.PARAMETER, StorageKind.GRADIENT)) & names[module]

@@ -98,6 +98,12 @@ def test_attention_is_held_to_the_rate_of_its_implementation() -> None:
     assert 1e-4 * factor(replace(plain, variant=FLASH2), 1e-4) == pytest.approx(flops / rate)
 
 
+def test_attention_on_amds_chips_takes_as_much_longer_as_on_hopper() -> None:
+    sizes = {"batch": 1.0, "q_heads": 32.0, "q_len": 8192.0, "kv_len": 8192.0, "head_dim": 128.0, "causal": 1.0}
+    call = ATTENTION.call("forward", "bf16", **(dict.fromkeys(ATTENTION.fields, 0.0) | sizes))
+    assert factor(call, 1e-2, load_platform("mi300x-platform").device) == pytest.approx(1.5)
+
+
 def test_numbers_survive_the_way_through_names() -> None:
     assert make_in_step(SHIPPED.by_name()) == SHIPPED
 

@@ -118,3 +118,12 @@ def test_any_other_model_is_data_parallel():
     workload, assumed = on_gpus("vgg13", batch_size=2, gpus=3)
 
     assert (workload.ranks, assumed) == ((0, 0, 0), "")
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_is_told_from_a_model_and_where_it_goes(tmp_path, name):
+    path = tmp_path / name
+    path.write_text('{"schemaVersion": 1, "traceEvents": []}')
+
+    with pytest.raises(TraincastError, match=r"is a trace of what ran: 'traincast trace' says"):
+        resolve(Scenario(workload=str(path), on="v100"))

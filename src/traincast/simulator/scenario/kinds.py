@@ -87,8 +87,18 @@ def find_source_kind(source: Source) -> str:
     if path.suffix == ".json":
         from traincast.models.embeddings.documents import is_table_document
 
-        return "tables" if is_table_document(read_document(path)) else "transformer"
+        content = read_document(path)
+        if isinstance(content, Mapping) and "traceEvents" in content:
+            raise _make_trace_error(str(source))
+        return "tables" if is_table_document(content) else "transformer"
     return _find_named_kind(str(source))
+
+
+def _make_trace_error(name: str) -> TraincastError:
+    return TraincastError(
+        f"{shorten_value(name)} is a trace of what ran: 'traincast trace' says what is in it, memory replayed too, and "
+        "makes a step of it that can be predicted"
+    )
 
 
 def _find_named_kind(name: str) -> str:
@@ -116,6 +126,8 @@ def _find_named_kind(name: str) -> str:
             f"{shorten_value(name)} is a program that cannot be found or is not captured yet: give the path of a file, "
             "or capture its step first ('traincast capture')"
         )
+    if name.endswith(".json.gz"):
+        raise _make_trace_error(name)
     if name.endswith(_WEIGHTS):
         raise TraincastError(
             f"{shorten_value(name)} holds weights, which do not say how a step runs; capture the script that trains it "
