@@ -35,7 +35,7 @@ def sizes(family: Family, scale: float, compute: str) -> dict[str, float]:
         "gemm": {"batch": 2.0, "m": 24 * scale, "n": 24 * scale, "k": 24 * scale},
         "conv": {
             "batch": scale, "in_channels": 64.0, "out_channels": 64.0, "in_h": 28.0, "in_w": 28.0, "kernel_h": 3.0,
-            "kernel_w": 3.0, "pad_h": 1.0, "pad_w": 1.0, "slowness": 1.0,
+            "kernel_w": 3.0, "pad_h": 1.0, "pad_w": 1.0, "slowness": 1.0, "winograd": 1.0,
         },
         "softmax": {"rows": 16 * scale**2, "cols": 1024.0},
         "norm": {"rows": 16 * scale**2, "cols": 1024.0},

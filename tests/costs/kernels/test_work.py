@@ -83,6 +83,7 @@ def test_a_convolution_of_either_direction(kind):
         "direct": 0,
         "searched": 1,
         "slowness": 1,
+        "winograd": 1,
     }
 
     # 5 x 7 positions, 3 x 3 x 2 inputs each

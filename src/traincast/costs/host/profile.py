@@ -182,10 +182,10 @@ def load_host_profile(name: str, slowness: float = 1.0) -> HostProfile:
 
 
 def load_usual_host(device: Device) -> HostProfile:
-    """The host of machines that a GPU is usual in. A server of which nobody named the CPU is as uncertain as a CPU of
-    which only the name is known."""
+    """The host of machines that a GPU is usual in. A server of which nobody named the CPU, or the machine of a graphics
+    card, is as uncertain as a CPU of which only the name is known."""
     profile = load_host_profile(device.host, device.host_slowness)
-    unknown = _read_cpus()["spread"] if device.host == SERVER else 0.0
+    unknown = _read_cpus()["spread"] if device.host == SERVER or device.is_graphics_card else 0.0
     return replace(profile, spread=math.hypot(profile.spread, unknown))
 
 

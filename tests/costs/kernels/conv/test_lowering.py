@@ -12,7 +12,7 @@ _WINDOW = {"stride": (2, 2), "padding": (3, 3), "dilation": (1, 1), "transposed"
 _FIRST_LAYER = CONV.call(
     "forward", batch=32, in_channels=3, out_channels=64, in_h=224, in_w=224, kernel_h=7, kernel_w=7,
     stride_h=2, stride_w=2, pad_h=3, pad_w=3, dilation_h=1, dilation_w=1, groups=1, channels_last=0.5,
-    direct=0, searched=0, slowness=1,
+    direct=0, searched=0, slowness=1, winograd=0,
 )  # fmt: skip
 
 
@@ -50,6 +50,14 @@ def test_transposed_convolution_is_a_data_gradient():
     (call,) = lowered("aten::convolution", inputs, tensor(8, 64, 32, 32), **window)
     assert call.kind == "backward_data"
     assert (field(call, "in_channels"), field(call, "out_channels"), field(call, "in_h")) == (64, 128, 32)
+
+
+@pytest.mark.parametrize(("release", "tiles"), [((1, 4), 1), ((1, 5), 0)])
+def test_half_has_winograd_before_pytorch_1_5(release, tiles):
+    inputs = {"input": tensor(32, 64, 56, 56), "weight": tensor(64, 64, 3, 3)}
+    context = LoweringContext(framework_version=release)
+    (call,) = lowered("aten::convolution", inputs, tensor(32, 64, 56, 56), context, **_WINDOW)
+    assert field(call, "winograd") == tiles
 
 
 def test_one_and_three_dimensions():

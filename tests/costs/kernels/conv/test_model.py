@@ -27,12 +27,13 @@ def conv(
     channels_last=0,
     direct=0,
     searched=0,
+    winograd=1,
 ):
     pad = kernel // 2
     return CONV.call(
         kind, compute, batch=batch, in_channels=channels, out_channels=filters, in_h=size, in_w=size, kernel_h=kernel,
         kernel_w=kernel, stride_h=stride, stride_w=stride, pad_h=pad, pad_w=pad, dilation_h=1, dilation_w=1,
-        groups=groups, channels_last=channels_last, direct=direct, searched=searched, slowness=1,
+        groups=groups, channels_last=channels_last, direct=direct, searched=searched, slowness=1, winograd=winograd,
     )  # fmt: skip
 
 
@@ -252,6 +253,8 @@ def test_a_chip_without_units_for_fp16_multiplies_as_in_fp32():
     wide = [conv(32, 256, 256, 56, compute=compute) for compute in ("fp32", "fp16")]
     plain, half = seconds(device, *wide)
     assert 0.6 * plain < half <= plain
+    (without,) = seconds(device, conv(32, 256, 256, 56, compute="fp16", winograd=0))
+    assert 1.5 * half < without
     strided = [conv(32, 256, 256, 56, stride=2, kind="backward_data", compute=each) for each in ("fp32", "fp16")]
     plain, half = seconds(device, *strided)
     assert 2 * plain < half

@@ -105,7 +105,7 @@ def _columns(table: MeasuredTable, stride: tuple[str, str], pad: tuple[str, str]
     names = ("batch", "in_channels", "out_channels", "in_h", "in_w", "kernel_h", "kernel_w", *stride, *pad)
     # no dilation, one group; copies between layouts are in what is measured; by any way, the fastest of all
     ones, zeros = np.ones(len(table)), np.zeros(len(table))
-    return np.stack([*(table.number(name) for name in names), ones, ones, ones, ones, zeros, ones, ones], axis=1)
+    return np.stack([*(table.number(name) for name in names), ones, ones, ones, ones, zeros, ones, ones, ones], axis=1)
 
 
 def _check(wide: MeasuredTable, bench: MeasuredTable, devices: tuple[Device, ...], calls: Calls) -> None:

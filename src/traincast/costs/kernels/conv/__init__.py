@@ -14,6 +14,7 @@ CONV = Family(
         "direct",  # 1 where the cuDNN of the day has no GEMM for these groups: plain cores multiply one by one
         "searched",  # 1 where the fastest way was looked for (`cudnn.benchmark`), not picked by a heuristic
         "slowness",  # times as long as modelled, in the release at hand
+        "winograd",  # 1 where fp16 without units of its own is multiplied by Winograd's tiles, as fp32 is
     ),
 )  # fmt: skip
 RECORD = FamilyRecord(

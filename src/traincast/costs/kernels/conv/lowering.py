@@ -29,6 +29,9 @@ _GROUPED_BEFORE, _DIRECT_SINCE = 1.7, 0.67
 # since this PyTorch, the cuDNN that comes with it saves half of the copies between layouts: ResNet-50 on A100 and A6000
 # takes 0.83 to 0.87 of its time with 1.7 and 1.9, in fp16 and TF32 alike (Lambda's boards that are not held back)
 _TURNS_HALF_SINCE, _HALF = (1, 13), 0.5
+# since this PyTorch (cuDNN 7.6.5) chips without units for fp16 have no Winograd in it: VGG on TITAN Xp takes 1.5 times
+# as long, on GTX 1080 Ti with an older one it does not (torchvision's nets that are not held back)
+_NO_HALF_WINOGRAD_SINCE = (1, 5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,7 @@ def _make_conv_call(
         direct=int(direct),
         searched=int(context.searched),
         slowness=_find_slowness(window.groups, image, context, last=last, direct=direct),
+        winograd=int(context.framework_version < _NO_HALF_WINOGRAD_SINCE),
     )
 
 

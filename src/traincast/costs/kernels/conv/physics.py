@@ -68,8 +68,10 @@ class Geometry:
         reach_h = v["dilation_h"] * (v["kernel_h"] - 1) + 1
         reach_w = v["dilation_w"] * (v["kernel_w"] - 1) + 1
         plain = (v["kernel_h"] == v["kernel_w"]) & (v["stride_h"] == 1) & (v["stride_w"] == 1) & (v["groups"] == 1)
-        single = ("fp32", "fp16") if device is not None and "fp16" not in device.peak_flops else ("fp32",)
-        plain &= (v["dilation_h"] == 1) & (v["dilation_w"] == 1) & calls.is_compute(*single)
+        single = calls.is_compute("fp32")
+        if device is not None and "fp16" not in device.peak_flops:
+            single |= calls.is_compute("fp16") & (v["winograd"] == 1)
+        plain &= (v["dilation_h"] == 1) & (v["dilation_w"] == 1) & single
         return Geometry(
             batch=v["batch"],
             channels=v["in_channels"] / v["groups"],

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from traincast.costs.kernels.contract import Calls, estimate_memory_seconds, get_bus_gain, get_clock_hz
-from traincast.hardware.device import ADA, TURING, Device
+from traincast.hardware.device import ADA, TURING, VOLTA, Device
 from traincast.utils.arrays import FloatArray
 
 Features = Callable[[Device, FloatArray, FloatArray, FloatArray], FloatArray]
 """Seconds-like columns of kernels over (device, rows, columns, bytes of an element)."""
 SOFTMAX_WARP_COLS = 1024  # PyTorch keeps rows up to this width in the registers of one warp
 _ITERATIONS = 9  # iteration counts told apart; beyond, latency grows in proportion
-_OVERFLOW = np.array([-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0])  # log2 of (rows in flight / L2)
+_OVERFLOW = np.array([-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0])  # log2 of (rows in flight / caches that keep them)
 # an SM's resident threads and blocks (CUDA programming guide) where they are not 2048 and 32
 _THREADS = {TURING: 1024, ADA: 1536}
 _BLOCKS = {TURING: 16, ADA: 24}
@@ -61,11 +61,18 @@ def estimate_stream_seconds(device: Device, rows: FloatArray, cols: FloatArray, 
     return rows * cols * item / (share * device.dram_bandwidth)
 
 
+def _count_cache_bytes(device: Device) -> float:
+    """Bytes of the caches that keep a row for its second pass: the L2, and the first level of every SM. That is one
+    with shared memory since Volta; before, about half as large beside it, on AMD's chips a quarter."""
+    share = 0.25 if device.vendor == "amd" else 0.5 if device.is_capability_below(VOLTA) else 1.0
+    return device.l2_bytes + share * device.num_sms * device.smem_per_sm_bytes
+
+
 def _compute_block_features(
     device: Device, rows: FloatArray, cols: FloatArray, item: FloatArray, threads: FloatArray
 ) -> list[FloatArray]:
     stream = estimate_stream_seconds(device, rows, cols, item)
-    overflow = np.log2(count_in_flight_bytes(device, np.maximum(cols, 1.0), item, threads) / device.l2_bytes)
+    overflow = np.log2(count_in_flight_bytes(device, np.maximum(cols, 1.0), item, threads) / _count_cache_bytes(device))
     rise = [
         np.clip((overflow - low) / (high - low), 0.0, 1.0)
         for low, high in zip(_OVERFLOW[:-1], _OVERFLOW[1:], strict=True)
