@@ -10,7 +10,7 @@ import pytest
 from traincast.app.cli.main import main
 from traincast.utils.errors import TraincastError
 from traincast.utils.files import parquet
-from traincast.utils.files.parquet import check_parquet_size
+from traincast.utils.files.parquet import check_parquet_size, read_parquet
 
 polars = pytest.importorskip("polars")
 
@@ -46,6 +46,16 @@ def test_values_inside_of_lists_count(file, tmp_path, monkeypatch, capsys):
     assert main(["shard", str(tmp_path / file), "--on", "dgx-a100", "--gpus", "2"]) == 2
     said = capsys.readouterr().err
     assert "unpacks to" in said or "100000 values of column 'name' in one row group" in said
+
+
+def test_texts_that_rows_share_count_for_each(tmp_path, monkeypatch):
+    path = tmp_path / "x.parquet"
+    polars.DataFrame({"name": ["x" * 1000] * 500}).write_parquet(path)
+    assert path.stat().st_size < 5000
+    assert read_parquet(path, "x").height == 500
+    monkeypatch.setattr(parquet, "PARQUET_BYTES", 400_000)
+    with pytest.raises(TraincastError, match="GB of text in its rows"):
+        read_parquet(path, "x")
 
 
 def test_rows_have_a_limit(equal_values, monkeypatch):

@@ -21,7 +21,7 @@ import polars as pl
 from traincast.calibration.bench.device import Device, Identity
 from traincast.costs.cpu.samples import Sample, format_sample, parse_row
 from traincast.utils.errors import TraincastError, make_unknown_error
-from traincast.utils.files.parquet import check_parquet_size, reject_bad_parquet
+from traincast.utils.files.parquet import read_parquet
 from traincast.utils.files.reading import format_path
 from traincast.utils.files.writing import write_bytes
 
@@ -32,9 +32,7 @@ _TIMES = ("wall", "busy", "reference_wall", "reference_busy", "spread", "kernels
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """The rows of a file. One that holds no samples is rejected by name; one that is gone is a FileNotFoundError."""
     try:
-        check_parquet_size(file, file.name)
-        with reject_bad_parquet(file.name):
-            frame = pl.read_parquet(file)
+        frame = read_parquet(file, file.name)
         if frame.height > _MOST_ROWS:
             raise TraincastError(f"{frame.height} rows")
         rows = list(frame.iter_rows(named=True))

@@ -35,7 +35,7 @@ from traincast.models.embeddings.reuse import ReuseHistogram
 from traincast.models.embeddings.table import Pooling, Table, check_tables
 from traincast.utils.arrays import IntArray
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
-from traincast.utils.files.parquet import check_parquet_size, reject_bad_parquet, scan_parquet
+from traincast.utils.files.parquet import read_parquet, reject_bad_parquet, scan_parquet
 from traincast.utils.files.reading import read_csv, read_document
 
 _PIECE_ITEMS = 1 << 20  # numbers read at a time: 8 MiB
@@ -228,12 +228,7 @@ def _read_csv(path: Path) -> Iterator[Any]:
 
 
 def _read_parquet(path: Path) -> Iterator[Any]:
-    import polars as pl
-
-    check_parquet_size(path, str(path))
-    with reject_bad_parquet(str(path)):
-        frame = pl.read_parquet(path, n_rows=MAX_TABLES + 1)
-    for row in frame.iter_rows(named=True):
+    for row in read_parquet(path, str(path), n_rows=MAX_TABLES + 1).iter_rows(named=True):
         yield {name: value for name, value in row.items() if value is not None}
 
 

@@ -187,3 +187,17 @@ def check_parquet_size(path: Path, name: str) -> None:
         raise TraincastError(
             f"'{name}' unpacks to {size / 1e9:.1f} GB; at most {PARQUET_BYTES / 1e9:.1f} GB are read: give a part of it"
         )
+
+
+def read_parquet(path: Path, name: str, n_rows: int | None = None) -> pl.DataFrame:
+    """A file that holds no more than can be read at once, the text of its rows included: in a file and in polars rows
+    share equal texts, in Python each has its own. Needs polars."""
+    import polars as pl
+
+    check_parquet_size(path, name)
+    with reject_bad_parquet(name):
+        frame = pl.read_parquet(path, n_rows=n_rows)
+        texts = sum(int(one.str.len_bytes().sum()) for one in frame.select(pl.col(pl.String)).iter_columns())
+    if texts > PARQUET_BYTES:
+        raise TraincastError(f"'{name}' has {texts / 1e9:.1f} GB of text in its rows; give shorter names")
+    return frame
