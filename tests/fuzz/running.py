@@ -7,6 +7,7 @@ document whose numbers are finite and whose times are not negative, and a step t
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import math
@@ -268,9 +269,10 @@ def _call(words: list[str]) -> int:
     except (ValueError, RecursionError):
         arguments = None
     try:
-        if not isinstance(arguments, dict):
-            raise TraincastError("the call has to have a JSON object of arguments")
-        print(json.dumps(getattr(tools, words[0])(**arguments)))
+        tool = getattr(tools, words[0])
+        if not isinstance(arguments, dict) or not set(arguments) <= set(inspect.signature(tool).parameters):
+            raise TraincastError("the call has to have a JSON object of the tool's arguments")  # says the protocol
+        print(json.dumps(tool(**arguments)))
     except TraincastError as error:
         print(json.dumps(str(error)), file=sys.stderr)
         return 2
