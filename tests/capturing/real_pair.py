@@ -44,7 +44,11 @@ def real_pair(function: str, folder: Path) -> Real:
         subprocess.Popen([*command, str(rank)], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
         for rank in range(WORLD)
     ]
-    errors = [process.communicate(timeout=300)[1] for process in started]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     assert [process.returncode for process in started] == [0] * WORLD, "\n".join(error[-3000:] for error in errors)
     result = json.loads((folder / "result.json").read_text())
     return Real(_nodes(result["trace"]), Peak(**result["peak"]))

@@ -3,6 +3,7 @@ that fits."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -19,6 +20,7 @@ from traincast.utils.errors import TraincastError
 from traincast.utils.results import Records, Result
 
 _SHOWN = 6
+_NUMBER = re.compile(r"=x?[\d.]+(?= |$)")
 _MORE_GPUS = (2, 4, 8)  # over which a step of fewer GPUs is tried to be sharded
 _JOINED = ("attention", "loss", "sharding", "checkpoint", "optimizer-state", "batch-size")
 """Edits of which several are tried at once."""
@@ -91,7 +93,11 @@ def list_remedies(
             found += [tried] if tried is not None and tried.prediction.fits else []
         progress(0.5 + (number + 1) / len(several) / 2)
     # what costs time that is not predicted (copies to the host) comes last
-    return sorted(found, key=lambda one: ("offload" in one.fields, one.seconds_per_sample, one.text))[:_SHOWN]
+    found.sort(key=lambda one: ("offload" in one.fields, one.seconds_per_sample, one.text))
+    best = dict[str, Remedy]()  # of changes that differ in numbers alone
+    for one in found:
+        best.setdefault(_NUMBER.sub("", " ".join(one.edits)), one)
+    return list(best.values())[:_SHOWN]
 
 
 def _join_edits(useful: Sequence[str], before: Prediction) -> Iterator[tuple[str, ...]]:

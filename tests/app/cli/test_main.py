@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import re
 import sys
@@ -268,3 +269,16 @@ def test_colours_are_for_terminals_that_want_them(capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     main(["predict", "resnet50", "--on", "v100"])
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_what_the_server_imports_is_installed_by_an_extra_that_is_named():
+    trees = [ast.parse(file.read_text()) for file in (Path(traincast.__file__).parent / "app" / "server").glob("*.py")]
+    imported = {
+        name.partition(".")[0]
+        for node in (node for tree in trees for node in ast.walk(tree))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else
+                     [one.name for one in node.names] if isinstance(node, ast.Import) else [])
+    }  # fmt: skip
+    assert imported - set(sys.stdlib_module_names) - {"traincast", "msgspec", "numpy", "yaml"} <= set(
+        main_module.OPTIONAL
+    )

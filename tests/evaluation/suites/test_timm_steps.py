@@ -43,6 +43,31 @@ def test_a_step_is_captured_once_and_an_unknown_model_is_left_out_by_name(tmp_pa
     assert kept.name == "resnet10t-64-176-channels-last.tc"
 
 
+def test_forward_passes_are_those_of_convolution_nets_that_were_not_compiled(tmp_path, monkeypatch):
+    pl = pytest.importorskip("polars")
+    if find_spec("timm") is None or find_spec("torch") is None:
+        pytest.skip("torch and timm are not installed: scripts/setup dev")
+    monkeypatch.setenv("TRAINCAST_HOME", str(tmp_path / "home"))
+    (tmp_path / "iterations").mkdir()
+    row = {
+        "model": "resnet10t", "batch": 64, "img_size": 176, "memory_format": "contiguous", "iteration_ms": 6.0,
+        "device": "NVIDIA GeForce RTX 4090", "precision": "amp_fp16", "torch_version": "2.4.0", "compiled": False,
+    }  # fmt: skip
+    others = [
+        {"compiled": True},
+        {"device": "NVIDIA GeForce RTX 3090"},
+        {"model": "vit_tiny_patch16_224", "img_size": 224},
+    ]
+    rows = [row, *({**row, **other} for other in others)]
+    pl.DataFrame(rows).write_parquet(tmp_path / "iterations/timm_infer_rtx.parquet")
+
+    result = evaluate("timm-inference", tmp_path)
+
+    (outcome,) = result.outcomes
+    assert 1.0 < outcome.predicted_ms < 12.0
+    assert ["attention" in left.reason for left in result.left_out] == [True]
+
+
 def test_it_stops_after_its_minutes_and_says_how_many_rows_are_left(tmp_path, monkeypatch):
     pytest.importorskip("polars")
     monkeypatch.setattr(TimmStep, "load", lambda step, version: "resnet50")

@@ -39,6 +39,7 @@ _SEGMENTS, _ON_CPU = "fbgemm::keyed_jagged_index_select_dim1", "fbgemm::permute_
 """What TorchRec calls on a GPU and on a CPU for features that have batches of their own."""
 
 
+_COPIED = ("aten::clone", "int64")  # numbers made into tensors, as above
 _WHOLE = ("aten::index_select",)  # what it does inside is a CPU's own
 _LARGE = sharded_steps.ROWS * 16  # elements of a table's gradient, which FBGEMM makes inside one op on a GPU
 
@@ -116,8 +117,9 @@ def list_real_ops(nodes: Any) -> Any:
     for node in nodes:
         if node.name.startswith(SEEN):
             tensors = [(shape, dtype) for shape, dtype in tensors_of(node) if shape or dtype == "float32"]
-            (shape, _), *_ = (*tensors, ((), ""))
-            if node.name != "aten::zeros_like" or len(shape) != 1 or shape[0] < _LARGE:
+            (shape, dtype), *_ = (*tensors, ((), ""))
+            large = node.name == "aten::zeros_like" and len(shape) == 1 and shape[0] >= _LARGE
+            if not large and (node.name, dtype) != _COPIED:
                 yield name_op(node.name), tensors
         elif node.name not in _WHOLE:
             yield from list_real_ops(node.children)
@@ -130,7 +132,7 @@ def list_captured_ops(program: Any) -> Any:
         if op.name == "fbgemm::asynchronous_complete_cumsum" and following.name == _SEGMENTS:
             continue  # where each segment begins, which the CPU's op finds itself
         tensors = [(t.spec.shape, t.spec.dtype) for t in op.inputs]
-        if op.name.startswith(SEEN) and (op.name, tensors[0][1]) != ("aten::clone", "int64"):
+        if op.name.startswith(SEEN) and (op.name, tensors[0][1]) != _COPIED:
             yield name_op(op.name), tensors
 
 

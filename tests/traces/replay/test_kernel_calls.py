@@ -99,3 +99,17 @@ def test_tensors_of_a_list_have_the_type_of_the_kernel_that_joins_them(tmp_path)
     assert full == pytest.approx(2 * half, rel=0.1)
     assert full > 2 * 2 * 64 * 512 * 512 * 4 / 1.555e6
     assert join("c10::BFloat16", 4) > 1.5 * half
+
+
+@pytest.mark.parametrize(
+    ("trace", "platform", "op"),
+    [("sam_asdf_a100", "a100-40gb", "aten::mean"), ("switch_a100pcie80_1", "a100-80gb-pcie", "aten::sum")],
+)
+def test_sums_of_few_elements_wait_for_their_blocks(shared_data, trace, platform, op):
+    """Means over 64 channels, which lie last as the grid says, and sums of four."""
+    (traces,) = read_ranks([shared_data / "traces" / "public_mixed" / f"{trace}.json.gz"])
+    linked = link_trace(traces.timeline)
+    found = predict_kernels(linked, SignatureReader(linked, None, None), load_platform(platform).device)
+    chosen = (np.array(found.op) == op) & (np.array(found.family) == "reduction") & (found.measured > 2e-5)
+    assert chosen.any()
+    assert found.predicted[chosen].sum() == pytest.approx(found.measured[chosen].sum(), rel=0.2)

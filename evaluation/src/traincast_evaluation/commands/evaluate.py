@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", type=parse_path, metavar="DIR", help="folder of measurements (default: $TRAINCAST_DATA)"
     )
     parser.add_argument("--on", metavar="PROFILE", help="here, sharding: a fitted profile (default here)")
-    parser.add_argument("--minutes", type=float, metavar="N", help="here, sharding, timm, torchvision: stop then")
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", help="here, sharding, timm, timm-inference, torchvision: stop then"
+    )
     parser.add_argument("--tasks", type=int, metavar="N", help="here, sharding: random DLRMs (default 40; 20)")
     parser.add_argument("--seed", type=int, metavar="N", help="here, sharding: of the random DLRMs (default 0)")
     parser.add_argument("--roofline-only", action="store_true", help="rooflines instead of the fitted kernel models")

@@ -57,6 +57,7 @@ SUITES = {
     "recommenders": Suite("recommenders:list_recommender_cases", summary="recommenders:summarise_recommenders"),
     "sharding": Suite(here="here:evaluate_sharding"),
     "timm": Suite("timm_steps:list_timm_cases", summary="timm_steps:summarise_timm", minutes=30.0),
+    "timm-inference": Suite("timm_steps:list_timm_inference_cases", summary="timm_steps:summarise_timm", minutes=30.0),
     "torchvision": Suite(
         "torchvision_rows:list_torchvision_cases", summary="torchvision_rows:summarise_torchvision", minutes=30.0
     ),

@@ -123,6 +123,7 @@ OPTIONAL = {
     "torch": "capture",
     "polars": "data",
     "threadpoolctl": "data",
+    "h11": "serve",
     "starlette": "serve",
     "uvicorn": "serve",
     "mcp": "mcp",

@@ -217,7 +217,7 @@ def format_sweep(result: SweepResult) -> str:
     lines += [f"... and {len(done) - len(shown):,} more (a file has them all)"] if len(done) > len(shown) else []
     for row in result.failed[:_MOST_FAILED]:
         point = ", ".join(f"{name}={row[name]}" for name in result.grid.names)
-        lines.append(f"failed: {point}: {row['error'].removeprefix(f'{point}: ')}")
+        lines.append(f"failed: {point}: {row['error'].removeprefix('edit ').removeprefix(f'{point}: ')}")
     if len(result.failed) > _MOST_FAILED:
         lines.append(f"... and {len(result.failed) - _MOST_FAILED:,} more that failed")
     return "\n".join(lines or [result.headline()])

@@ -97,7 +97,8 @@ def _list_powers_of_two(most: int) -> list[int]:
     return [1 << i for i in range(max(most, 1).bit_length())]
 
 
-_SHOWN, _SIMULATED = 8, 8
+_SHOWN, _MOST_PREDICTED = 8, 24
+_NEAR = 1.05  # of the memory there is: the estimate of what a layout needs is that far from the prediction
 _TOGETHER = 16  # layouts that a worker is given at once: neighbours share what was priced
 _DAY, _HOUR = 86400.0, 3600.0
 _LARGEST_NODE = 8  # GPUs beyond which tensor-parallel ranks do not reach
@@ -234,35 +235,39 @@ def make_plan(
                                  "state; choose another tool")  # fmt: skip
     times = _estimate_layouts(_Scores(resolved), layouts, workers, progress)
     order = [n for _, _, n in sorted((seconds, layouts[n].described(), n) for n, seconds in enumerate(times))]
-    fitting, too_large = _select_fitting(resolved, platform, [layouts[n] for n in order])
-    if not fitting:
+    found, too_large = _predict_fitting(resolved, platform, [layouts[n] for n in order])
+    if not found:
         raise TraincastError(
             f"{len(layouts)} layouts of {model.name} on {base.gpus} GPUs divide"
             f"{f' and can be stated for {tool}' if tool else ''}, and none fits {room:.0f} GB; give "
             "more GPUs or a smaller sequence"
         )
-    chosen = [resolved.changed(**list_layout_fields(layout)) for layout in fitting]
-    predicted = sorted(((predict(one), one) for one in chosen), key=lambda pair: (not pair[0].fits, pair[0].iteration))
-    best = [pair for pair in predicted if pair[0].fits] or predicted
+    best = sorted(found, key=lambda pair: pair[0].iteration)[:_SHOWN]
     return Plan(
-        model=model, platform=platform, base=base, best=tuple(result for result, _ in best[:_SHOWN]),
-        commands=tuple(format_predict_command(one.scenario) for _, one in best[:_SHOWN]), scored=len(layouts),
-        too_large=too_large + len(predicted) - len(best), price=price, tokens=tokens,
+        model=model, platform=platform, base=base, best=tuple(result for result, _ in best),
+        commands=tuple(format_predict_command(one.scenario) for _, one in best), scored=len(layouts),
+        too_large=too_large, price=price, tokens=tokens,
     )  # fmt: skip
 
 
-def _select_fitting(resolved: Resolved, platform: Platform, layouts: Sequence[Layout]) -> tuple[list[Layout], int]:
-    """The fastest layouts that fit, of these in order of time, and how many before the last of them are too large."""
-    fitting, too_large = list[Layout](), 0
+def _predict_fitting(
+    resolved: Resolved, platform: Platform, layouts: Sequence[Layout]
+) -> tuple[list[tuple[Prediction, Resolved]], int]:
+    """The fastest layouts that fit, of these in order of time, and how many before the last of them are too large. What
+    the estimate of memory is not sure of is predicted; where nothing fits, these are what is nearest to it."""
+    fitting, larger = list[tuple[Prediction, Resolved]](), list[tuple[Prediction, Resolved]]()
+    too_large = 0
     for layout in layouts:
-        if len(fitting) == _SIMULATED:
+        if len(fitting) == _SHOWN or len(fitting) + len(larger) == _MOST_PREDICTED:
             break
         needed = estimate_used_bytes(resolved.of_transformer(), platform, layout, host=resolved.host)
-        if needed <= platform.device.memory_bytes:
-            fitting.append(layout)
-        else:
+        if needed > _NEAR * platform.device.memory_bytes:
             too_large += 1
-    return fitting, too_large
+            continue
+        one = resolved.changed(**list_layout_fields(layout))
+        result = predict(one)
+        (fitting if result.fits else larger).append((result, one))
+    return fitting or larger, too_large + (len(larger) if fitting else 0)
 
 
 def _estimate_layouts(

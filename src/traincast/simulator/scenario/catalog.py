@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 RECOMMENDERS, LANGUAGE, CAPTURED = "recommenders", "Transformers, laid out over GPUs", "Transformers, captured"
-VISION, PROGRAMS, TABLES = "vision", "published programs", "embedding tables (shard, predict with a plan)"
+VISION, PROGRAMS, TABLES = "vision (CNNs)", "published programs", "embedding tables (shard, predict with a plan)"
 GROUPS = (RECOMMENDERS, LANGUAGE, CAPTURED, VISION, PROGRAMS, TABLES)
 """Groups of what is built in, in the order of lists."""
 _RECOMMENDERS = ("hstu", "onetrans", "din", "deepfm", "wide-deep", "ncf")

@@ -16,6 +16,7 @@ from traincast.costs.kernels.cost import OUTSIDE_SIGMA, convert_seconds_in_step,
 from traincast.costs.kernels.registry import LoweringContext
 from traincast.costs.kernels.streaming import COPY, ELEMENTWISE, MEMCPY, REDUCTION
 from traincast.costs.kernels.streaming.launches import CHEAP_KINDS, make_layout_copy
+from traincast.costs.kernels.streaming.physics import INTEGER_LANES
 from traincast.hardware.device import VOLTA, Device
 from traincast.hardware.platform import find_device_by_name
 from traincast.ir.ops import Signature
@@ -35,8 +36,8 @@ _STRIDED = re.compile(r"(?<![a-z_])(?:unrolled_)?elementwise_kernel<")  # unroll
 _JOINED = re.compile(
     r"CatArrayBatchedCopy(?:_contig)?<.*?, unsigned int, ([1-4]),"
 )  # one by one, of so many dimensions
-_INTEGER_LANES = 64.0  # of an SM, whatever its cores: the place in each dimension but the last is a division
 _UNRECORDED = 4.0  # times the elements of the recorded shapes
+_UNSPLIT = 256.0  # elements of a result up to which PyTorch splits it over no threads unless they are contiguous
 _SUMMED = re.compile(r"ReduceOp<(short|int),")
 _SUM_BYTES = {"short": 2.0, "int": 4.0}
 
@@ -218,9 +219,10 @@ class _Matcher:
         self.known[indices] = known
 
     def _divide(self, index: int, call: KernelCall, device: Device) -> KernelCall:
-        """A concatenation of tensors of several dimensions, element by element, with its divisions."""
+        """A concatenation of tensors of several dimensions, element by element: the place in each but the last is a
+        division."""
         joined = _JOINED.search(self.linked.get_name(int(self.rows[index]))) if call.kind == "cat" else None
-        each = device.cores_per_sm / _INTEGER_LANES if device.is_capability_at_least(VOLTA) else 1.0
+        each = device.cores_per_sm / INTEGER_LANES if device.is_capability_at_least(VOLTA) else 1.0
         return _scale(call, elements=(int(joined[1]) - 1) * each) if joined else call
 
     def predict_seconds(self, measured: FloatArray, device: Device) -> tuple[FloatArray, FloatArray]:
@@ -263,6 +265,8 @@ def _follow_kernel(call: KernelCall, name: str, threads: float) -> KernelCall:
     """The call as the kernel that ran says: operands that are not laid out or typed alike run a kernel of their own,
     element by element, whose copies fetch what they read more than once. Where its threads are many times those of the
     recorded shapes, an operand's shape was not recorded (that of a nested tensor) and is as large as they say."""
+    if call.family is REDUCTION:
+        return _follow_reduction(call, threads)
     if call.family not in (ELEMENTWISE, COPY):
         return call
     work = PER_THREAD.search(name)
@@ -275,6 +279,17 @@ def _follow_kernel(call: KernelCall, name: str, threads: float) -> KernelCall:
     if call.family is ELEMENTWISE:
         return replace(call, kind="strided") if call.kind in CHEAP_KINDS else call
     return _scale(call, bytes_read=_SECTORS) if "unrolled" not in name else call
+
+
+def _follow_reduction(call: KernelCall, threads: float) -> KernelCall:
+    """A reduction over another dimension than the last whose threads say that it was contiguous (channels last): then a
+    result has as many as a row has elements, up to a warp, where else it had one."""
+    size, outputs, *_ = call.values
+    lanes = min(size / max(outputs, 1.0), 32.0)
+    contiguous = (
+        call.kind == "outer" and lanes >= 4.0 and size <= _UNSPLIT * outputs and threads >= 0.5 * lanes * outputs
+    )
+    return replace(call, kind="inner") if contiguous else call
 
 
 def _scale(call: KernelCall, **factors: float) -> KernelCall:

@@ -188,3 +188,15 @@ def test_gpus_that_share_a_host_link_copy_at_its_share():
     ratio = seconds(calls, replace(alone, host_sharers=4)) / seconds(calls, alone)
     # four share 24 GB/s; a pageable copy alone reaches 8; inside the device nothing changes
     assert ratio == pytest.approx([4.0, 4.0, 8 / 6, 1.0], rel=2e-3)
+
+
+def test_a_sum_of_few_elements_takes_as_long_as_its_blocks_and_not_as_its_bytes():
+    device = load_device("a100-80gb")
+    few, many = seconds(
+        Calls.of(REDUCTION, [
+            REDUCTION.call("inner", elements=2**26, outputs=2**26 / row, bytes_read=2**28, bytes_written=2**22)
+            for row in (16, 4096)
+        ]),
+        device,
+    )  # fmt: skip
+    assert 2**28 / device.dram_bandwidth < many < 0.5 * few

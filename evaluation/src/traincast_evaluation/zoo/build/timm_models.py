@@ -1,4 +1,4 @@
-"""Training steps of timm's models, as its benchmark ran them, captured once and kept in the user's data folder.
+"""Steps of timm's models, as its benchmark ran them, captured once and kept in the user's data folder.
 
 The release is pinned to the one that is nearest to the measurements: later ones compute attention otherwise. Neither
 its data loaders nor torchvision are needed to build a model; both are left out of the import.
@@ -28,12 +28,14 @@ _KEPT = 4  # workloads in memory: rows of one program follow each other
 
 @dataclass(frozen=True, slots=True)
 class TimmStep:
-    """One step of timm's benchmark: images of `image` pixels a side, in channels last or contiguous."""
+    """One step of timm's benchmark: images of `image` pixels a side, in channels last or contiguous; its forward pass
+    alone without `training`."""
 
     model: str
     batch: int
     image: int
     channels_last: bool
+    training: bool = True
 
     def load(self, framework_version: str) -> Workload:
         """The captured step, from the folder of captures or captured now."""
@@ -43,7 +45,7 @@ class TimmStep:
 @lru_cache(maxsize=_KEPT)
 def _load_capture(step: TimmStep) -> Workload:
     layout = "channels-last" if step.channels_last else "contiguous"
-    name = f"{step.model}-{step.batch}-{step.image}-{layout}"
+    name = f"{step.model}-{step.batch}-{step.image}-{layout}" + ("" if step.training else "-forward")
     return load_kept_capture("timm", name, lambda: _capture_step(step))
 
 
@@ -53,7 +55,7 @@ def _capture_step(step: TimmStep) -> Workload:
     timm = import_timm()
     return capture_step(
         lambda batch: _make_step(timm, step, batch), batch_size=step.batch, name=step.model, rebatch=False,
-        synchronised=True,
+        mode="training" if step.training else "inference", synchronised=True,
     )  # fmt: skip
 
 
@@ -87,9 +89,14 @@ def _make_step(timm: Any, step: TimmStep, batch: int) -> Callable[[], None]:
     import torch
 
     layout = torch.channels_last if step.channels_last else torch.contiguous_format
-    model = _make_model(timm, step).cuda().train()
+    model = _make_model(timm, step).cuda().train(step.training)
     model = model.to(memory_format=layout) if step.channels_last else model
     images = torch.randn(batch, 3, step.image, step.image, device="cuda").contiguous(memory_format=layout)
+
+    def infer() -> None:
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+            model(images)
+
     loss = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
 
@@ -102,7 +109,7 @@ def _make_step(timm: Any, step: TimmStep, batch: int) -> Callable[[], None]:
             loss(output, labels).backward()
         optimizer.step()
 
-    return run
+    return run if step.training else infer
 
 
 def _make_model(timm: Any, step: TimmStep) -> Any:

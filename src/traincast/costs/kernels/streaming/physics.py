@@ -15,6 +15,8 @@ START_SECONDS = 2.8e-6
 element-wise kernels take 2.8 us in the DLRM traces of V100 and 3.2 in the recommender trace of A100."""
 START_SPREAD = 0.25
 """Log-sigma of that start: 2 to 4 us in the traces."""
+INTEGER_LANES = 64.0
+"""Of an SM since Volta, whatever its cores."""
 _L2_OVER_DRAM = 1.25  # an L2 is never slower than the DRAM behind it
 _PAGEABLE_SHARE = 0.8  # of the pinned rate, while the copy itself runs
 _SORT_SHARE, _SORT_START = 0.62, 9e-6  # one pass of CUB's radix sort on A100, and of a few thousand keys on V100

@@ -71,7 +71,7 @@ _RISKS = {
     "fp32": "", "tf32": "accuracy: GEMMs of 10 bits", "bf16": "accuracy: numbers of 7 bits",
     **dict.fromkeys(("fp16", "amp"), "accuracy: numbers of 10 bits, the loss must be scaled"),
     **dict.fromkeys(_WEIGHTS, "accuracy: weights and optimizer in 16 bits"),
-    "fp8": "accuracy: GEMMs of 2 or 3 bits, operands must be scaled",
+    "fp8": "accuracy: GEMMs with mantissas of 2 or 3 bits, operands must be scaled",
     "fp4": "accuracy: GEMMs of 1 bit, blocks of operands must be scaled",
 }  # fmt: skip
 """Of each type, by the bits of its fraction."""
