@@ -137,7 +137,7 @@ SIEGES = """## The server
 
 `scripts/siege`: searches (some cancelled), uploads at and above the limit, half headers, slow bodies, a full disk, a
 clock that jumps by 400 days, workers killed, on two cores that others use too: `load` is the system's. A rude client
-gives up after 120 s; uploads are checked after the searches that came before them."""
+gives up after 120 s; uploads waited for searches then, and are checked beside them now."""
 SUPPLY = """## Supply chain
 
 `scripts/write_sbom.py` agrees with the lock; its audit reached no database of weaknesses."""

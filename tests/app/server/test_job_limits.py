@@ -15,6 +15,7 @@ from traincast.app.server.fields import parse_request
 from traincast.app.server.guard import Rejection
 from traincast.app.server.jobs import CANCELLED, FAILED, FINISHED, Jobs, Limits
 
+DLRM = "{bottom_mlp: [13, 32], top_mlp: [1], embedding_dim: 32, rows_per_table: [1000], lookups_per_table: 4}"
 SLOW = [("of", "sharding"), ("workload", "dlrm-2022-788"), ("on", "dgx-a100"), ("gpus", "8")]
 
 
@@ -155,6 +156,22 @@ def test_an_upload_that_cannot_be_read_is_named_without_its_place(tmp_path):
 
     assert (refused.value.status, refused.value.field) == (422, "body")
     assert str(tmp_path) not in refused.value.message
+
+
+def test_an_upload_is_checked_while_searches_run_and_wait(tmp_path):
+    (tmp_path / "m.yaml").write_text(DLRM)
+
+    async def scenario():
+        async with running(waiting=1) as jobs:
+            searching = jobs.ask(parse_request(SLOW), "answer", {})
+            await when_running(jobs, searching)
+            jobs.ask(parse_request([*SLOW[:-1], ("gpus", "4")]), "answer", {})  # the one that may wait
+            known = await jobs.check(tmp_path / "m.yaml")
+            return known, jobs.count()
+
+    known, held = asyncio.run(scenario())
+    assert known["kind"]
+    assert held == {"running": 1, "waiting": 1}
 
 
 def test_searches_leave_the_processor_to_quick_questions():

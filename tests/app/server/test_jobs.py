@@ -68,7 +68,11 @@ def test_uploads_are_answered_like_files_of_ones_own(client):
     assert known.status_code == 201, known.text
     upload = known.json()
 
-    page = client.get("/api/page", params={"workload": f"upload:{upload['id']}", "on": "v100"}).json()
+    asked = client.get("/api/page", params={"workload": f"upload:{upload['id']}", "on": "v100"})
+    if asked.status_code == 202:  # its process is starting
+        until(client, asked.json()["id"], "finished")
+        asked = client.get("/api/page", params={"workload": f"upload:{upload['id']}", "on": "v100"})
+    page = asked.json()
 
     assert upload["kind"] == "trace" and upload["name"] == "../my run.json"
     assert "my_run.json" in page["title"] + page["subtitle"] + page["html"]

@@ -29,12 +29,15 @@ WAITING, RUNNING, FINISHED, FAILED, CANCELLED = "waiting", "running", "finished"
 _UNFINISHED = (WAITING, RUNNING)
 _MOST_BYTES = 256 << 20  # of results that are remembered
 _MOST_JOBS = 2000  # that are remembered
+QUICK, LONG = "quick", "long"
+"""Kinds of jobs that wait for each other, beside `CHECK`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Processes for quick questions and for long ones (searches, curves, uploads), jobs of each that may wait, seconds
-    of a quick job, of a long one and of the check of an upload, bytes that a process may map."""
+    """Processes for quick questions and for long ones (searches, curves, questions about uploads; one more checks
+    uploads), jobs of each that may wait, seconds of a quick job, of a long one and of the check of an upload, bytes
+    that a process may map."""
 
     quick: int = 2
     long: int = 6
@@ -59,6 +62,11 @@ class Job:
     refusal: Rejection | None = None
     worker: _Worker | None = None
     done: asyncio.Future[None] = field(init=False)
+
+    @property
+    def pool(self) -> str:
+        """Whose turn it waits for: an upload is checked whatever is searched meanwhile."""
+        return CHECK if self.form == CHECK else LONG if self.long else QUICK
 
     def describe(self) -> dict[str, Any]:
         """The job as plain data, without its result."""
@@ -120,7 +128,8 @@ class Jobs:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._pools = {False: ThreadPoolExecutor(limits.quick), True: ThreadPoolExecutor(limits.long)}
+        sizes = {QUICK: limits.quick, LONG: limits.long, CHECK: 1}
+        self._pools = {name: ThreadPoolExecutor(size) for name, size in sizes.items()}
         self._own = threading.local()  # the worker of each thread
         self._lock = threading.Lock()  # of the status and the worker of jobs, and of the list of workers
         self._workers: set[_Worker] = set()
@@ -130,7 +139,7 @@ class Jobs:
 
     def start(self) -> None:
         """Starts the first process, so that the first question finds it."""
-        self._pools[False].submit(self._worker, is_long=False)
+        self._pools[QUICK].submit(self._worker, is_long=False)
 
     async def stop(self) -> None:
         """Ends all processes; jobs that run or wait are cancelled."""
@@ -181,11 +190,11 @@ class Jobs:
         return document
 
     def _submit(self, job: Job) -> Job:
-        waiting = sum(one.status == WAITING for one in self._unfinished if one.long == job.long)
+        waiting = sum(one.status == WAITING for one in self._unfinished if one.pool == job.pool)
         if waiting >= self.limits.waiting or self._stopped:
             raise Rejection(429, "too many questions are waiting; ask again in a few seconds")
         self._unfinished.add(job)
-        job.done = asyncio.get_running_loop().run_in_executor(self._pools[job.long], self._run, job)
+        job.done = asyncio.get_running_loop().run_in_executor(self._pools[job.pool], self._run, job)
         job.done.add_done_callback(lambda _: self._forget_job(job))
         return job
 
@@ -226,7 +235,7 @@ class Jobs:
     def _try(self, job: Job, *, last: bool) -> bool:
         """Whether a job came to its end, whatever that is; with `last` it does."""
         try:
-            worker = self._worker(is_long=job.long)
+            worker = self._worker(is_long=job.pool == LONG)
         except OSError as error:
             self._end(job, FAILED, rejection=Rejection(503, f"no process could be started: {error.strerror}"))
             return True
