@@ -98,7 +98,7 @@ def read_storage(value: Any, label: str) -> Storage:
         )
     kind = content["kind"]
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise make_unknown_error("storage", shorten_value(kind), _KINDS, f"{label}: choose {', '.join(_KINDS)}.")
+        raise make_unknown_error("storage", str(kind), _KINDS, f"{label}: choose {', '.join(_KINDS)}.")
     cached = kind in ("uvm_caching", "hash", "ssd")  # may hold a part of the rows
     limits = {"cache": 1.0, "hit_rate": 1.0, "drive_gb_per_s": _LARGEST_RATE}
     for name, most in limits.items():
