@@ -36,6 +36,8 @@ def test_a_file_that_is_not_changed_is_answered(form):
 CORPUS = {
     ("workload", 3_001_006): "a convolution with stride 0: no step was the slowest, since its time was not a number",
     ("chakra", 52): "a header that is no UTF-8",
+    ("recommender yaml", 1_700_000_037): "a kind of storage that is a mapping",
+    ("tool call", 1_700_000_021): "a price of 3,000 characters, told in full",
 }
 
 

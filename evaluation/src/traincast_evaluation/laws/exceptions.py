@@ -183,8 +183,8 @@ EXCEPTIONS: tuple[LawException, ...] = (
             "What is ready earlier runs beside other kernels and collectives, which share SMs and bandwidth with it.",
         )
         for edit in (
-            "compiled", "host-speed", "launch-speed", "link-latency", "link-speed", "memory-speed", "nic-speed",
-            "speed:",
+            "compiled", "host-speed", "launch-speed", "link-latency", "link-speed", "loader_ms", "memory-speed",
+            "nic-speed", "speed:",
         )
     ),
     LawException(

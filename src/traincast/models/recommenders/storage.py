@@ -97,7 +97,7 @@ def read_storage(value: Any, label: str) -> Storage:
             f"{label}: storage {shorten_value(value)}; give a kind, or a mapping of {', '.join(names)}"
         )
     kind = content["kind"]
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise make_unknown_error("storage", str(kind), _KINDS, f"{label}: choose {', '.join(_KINDS)}.")
     cached = kind in ("uvm_caching", "hash", "ssd")  # may hold a part of the rows
     limits = {"cache": 1.0, "hit_rate": 1.0, "drive_gb_per_s": _LARGEST_RATE}

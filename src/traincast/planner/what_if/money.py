@@ -15,7 +15,7 @@ from traincast.simulator.prediction.result import Prediction, state_verdict
 from traincast.simulator.scenario.predict import predict
 from traincast.simulator.scenario.resolved import resolve
 from traincast.simulator.scenario.scenario import Scenario
-from traincast.utils.display.text import format_dollars
+from traincast.utils.display.text import format_dollars, shorten_name
 from traincast.utils.errors import TraincastError, make_unknown_error, shorten_value
 from traincast.utils.results import Records, Result, drop_nested_values
 
@@ -153,11 +153,14 @@ def _parse_prices(text: str) -> dict[str, float]:
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.rpartition("="))
         if name in prices:
-            raise TraincastError(f"`price` {text}: one price {f'of {name}' if name else 'of all GPUs'}, such as 2.5")
+            of = f"of {shorten_name(name)}" if name else "of all GPUs"
+            raise TraincastError(f"`price` {shorten_name(text)}: one price {of}, such as 2.5")
         try:
             prices[name] = float(number.removeprefix("$"))
         except ValueError:
-            raise TraincastError(f"`price` {part.strip()}: give dollars per GPU and hour (2.5), or h100=2.5") from None
+            raise TraincastError(
+                f"`price` {shorten_name(part.strip())}: give dollars per GPU and hour (2.5), or h100=2.5"
+            ) from None
     return prices
 
 
