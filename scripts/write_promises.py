@@ -111,7 +111,7 @@ def write_page(runs: list[dict[str, Any]]) -> str:
     kinds = {name: [run for run in runs if run["kind"] == name] for name in SUMMARIES}
     parts = [
         HEAD, write_tests(), MUTANTS, write_mutants(kinds["mutants"]), LAWS, write_laws(kinds["laws"]), SIEGES,
-        write_sieges(kinds["siege"]), "## Interruptions", *map(write_ended, kinds["interruptions"]), SUPPLY,
+        write_sieges(kinds["siege"]), INTERRUPTIONS, write_ended(kinds["interruptions"]), SUPPLY,
     ]  # fmt: skip
     return "\n\n".join(part if part.startswith(("|", "#")) else _fill(part) for part in parts) + "\n"
 
@@ -138,6 +138,9 @@ SIEGES = """## The server
 `scripts/siege`: searches (some cancelled), uploads at and above the limit, half headers, slow bodies, a full disk, a
 clock that jumps by 400 days, workers killed, on two cores that others use too: `load` is the system's. A rude client
 gives up after 120 s; uploads waited for searches then, and are checked beside them now."""
+INTERRUPTIONS = """## Interruptions
+
+`scripts/interrupt`: SIGKILL, SIGINT and a full disk each so often (SIGTERM a fifth); `scripts/kill_bench` a bench."""
 SUPPLY = """## Supply chain
 
 `scripts/write_sbom.py` agrees with the lock; its audit reached no database of weaknesses."""
@@ -226,14 +229,14 @@ def write_sieges(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write_ended(run: dict[str, Any]) -> str:
+def write_ended(runs: list[dict[str, Any]]) -> str:
     """Which commands were ended, and how often."""
-    bench = f" `scripts/kill_bench`: a bench store killed {sum(run['places'].values())} times ({group_places(run)})."
-    return (
-        f"`scripts/interrupt`, {run['date']}, tree {run['tree'] or 'not kept'}: SIGKILL, SIGINT and a full disk each "
-        f"so often (SIGTERM a fifth): {group_by_count(run['times'])}.{bench if run['places'] else ''} "
-        f"Broken: {run['broken']}."
-    )
+    lines = ["| when | tree | ended | broken |", "|---" * 4 + "|"]
+    for run in runs:
+        killed = f"; bench {sum(run['places'].values())} ({group_places(run)})" if run["places"] else ""
+        ended = f"{group_by_count(run['times'])}{killed}"
+        lines.append(f"| {run['date']} | {run['tree'] or 'not kept'} | {ended} | {run['broken']} |")
+    return "\n".join(lines)
 
 
 def group_places(run: dict[str, Any]) -> str:
