@@ -51,7 +51,18 @@ def test_every_option_stands_on_the_command_line_page():
     assert missing == set()
 
 
-OTHERS = {"--help", "--json", "--version", "--no-deps", "--strict", "--width", "--log", "--cases", "--breakdown"}
+OTHERS = {
+    "--help",
+    "--json",
+    "--version",
+    "--no-deps",
+    "--strict",
+    "--width",
+    "--log",
+    "--logs",
+    "--cases",
+    "--breakdown",
+}
 """Options of every command, and those of other programs and of our scripts that pages name."""
 
 
