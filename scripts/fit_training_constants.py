@@ -38,6 +38,7 @@ def table_text(constants: InStep, rows: int) -> str:
     for part in ("fitted", "measured"):
         lines += ["", f"[{part}]"]
         lines += [f"{_key(name)} = {float(numbers[name])!r}" for name in shipped[part]]
+    lines += ["", "[carried]", *(f'"{name}" = "{source}"' for name, source in shipped["carried"].items())]
     lines += ["", "[watts_per_tflops]", *(f"{arch} = {watts!r}" for arch, watts in shipped["watts_per_tflops"].items())]
     return "\n".join(lines) + "\n"
 

@@ -99,7 +99,7 @@ def make_prediction(rng: random.Random, folder: Path) -> Command:
     trace, path = folder / "t.json", folder / "predicted.json"
     trace.write_text(json.dumps(damaged.kineto_document()), encoding="utf-8")
     path.write_bytes(write_json(mutated(_load_prediction(), rng), rng))
-    return ["trace", str(trace), str(path), "--compare"]
+    return ["trace", str(path), str(trace), "--compare"]
 
 
 @cache

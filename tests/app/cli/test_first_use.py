@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -135,7 +136,7 @@ def test_text_is_as_wide_as_its_terminal(capsys, monkeypatch):
     shown = capsys.readouterr().out.splitlines()
 
     assert max(map(len, shown)) <= 80
-    assert any(line.startswith("a100-80gb  154 ms") for line in shown)
+    assert any(re.match(r"a100-80gb  \d+ ms", line) for line in shown)
 
 
 def test_a_launch_file_without_a_batch_is_not_guessed_for(tmp_path, capsys):

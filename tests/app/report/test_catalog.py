@@ -19,7 +19,7 @@ def test_models_have_sizes_and_what_they_are():
 
     header, _, _, captured, language, _, vision, image = shown
     assert header.split() == ["model", "parameters", "batch", "tokens", "what", "it", "is"]
-    assert (captured, vision) == ("Transformers, captured", "vision")
+    assert (captured, vision) == ("Transformers, captured", "vision (CNNs)")
     assert image.split()[:5] == ["resnet50", "25.6", "M", "32", "-"]
     assert image.endswith(models["resnet50"].info.description)
     assert language.split()[4] == str(models["bert-large"].workload.seq_len)

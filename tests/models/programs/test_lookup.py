@@ -9,6 +9,7 @@ from traincast.models.embeddings import Pooling, Table
 from traincast.models.layers.builder import RankBuilder, StepBuilder
 from traincast.models.layers.optimizers import TableBatchedLookup
 from traincast.models.placement import Placement, Plan
+from traincast.models.recommenders.storage import DEVICE
 from traincast.models.sharded_dlrm.collection import KernelLookup
 from traincast.models.sharded_dlrm.layout import assign_shards_to_ranks
 
@@ -115,7 +116,7 @@ def rank_lookup(placement, **fields):
     layout = assign_shards_to_ranks([table], Plan(("t",), (placement,), 1), batch_size=SAMPLES, gpus_per_node=1)
     (batch,) = layout.sections[0].ranks[0]
     builder = RankBuilder(SAMPLES, 0, 1, 1)
-    lookup = KernelLookup.from_batch(builder, batch, SAMPLES)
+    lookup = KernelLookup.from_batch(builder, batch, SAMPLES, DEVICE)
     builder.open_scope("aten::start", Phase.FORWARD)
     indices, offsets = (builder.add_resident_tensor((size,), StorageKind.INPUT, "int64") for size in (48, 17))
     lookup.write_forward(indices, offsets, None)

@@ -24,6 +24,7 @@ def work(
         "forward", compute, batch=batch, in_channels=channels, out_channels=filters, in_h=side, in_w=side,
         kernel_h=kernel, kernel_w=kernel, stride_h=stride, stride_w=stride, pad_h=pad, pad_w=pad, dilation_h=1,
         dilation_w=1, groups=1, channels_last=channels_last, direct=0, searched=0, slowness=1.0,
+        winograd=0,
     )  # fmt: skip
     [nbytes] = estimate_workspace_bytes(Calls.of(CONV, [call]), load_device(device)).tolist()
     return float(nbytes)

@@ -195,8 +195,6 @@ def _get_sustained_factor(device: Device, bits: str, numbers: InStep) -> float:
     units. Units that wait for their own sums draw less since Ampere; Turing's take as much longer as its others.
     Benchmarks of 8 bits hold casts, so that a step may be faster than they are."""
     arch = device.arch.rstrip("0123456789") if device.vendor == "amd" else device.arch  # one set for all CDNA
-    if device.vendor == "amd" and bits == ATTENTION.name:
-        arch = "hopper"  # its attention was measured nowhere: carried from Hopper's, it runs as much longer
     measured = numbers.sustained.get(f"{arch} {bits}", 1.0)
     if device.multiplying_gain > 1.0:
         return 1.0 if device.is_capability_at_least(AMPERE) else measured
