@@ -21,7 +21,8 @@ from traincast.ir.ops import BATCHED, FLASH2, GROUPED, GROUPED_NARROW, RING, ROW
 H100 = load_platform("h100").device
 NUMBERS = replace(
     SHIPPED,
-    sustained={"hopper 16": 1.4, "hopper 8": 1.2, "hopper attention": 1.5, "cdna 16": 0.9, "blackwell 8": 0.99},
+    sustained={"hopper 16": 1.4, "hopper 8": 1.2, "hopper attention": 1.5, "cdna attention": 1.5, "cdna 16": 0.9,
+               "blackwell 8": 0.99},
     grouped=1.6, grouped_narrow=0.7, batched=0.5, rowwise=1.8, untuned=1.7, ring=1.25, flash2=0.5,
 )  # fmt: skip
 
@@ -102,6 +103,7 @@ def test_attention_on_amds_chips_takes_as_much_longer_as_on_hopper() -> None:
     sizes = {"batch": 1.0, "q_heads": 32.0, "q_len": 8192.0, "kv_len": 8192.0, "head_dim": 128.0, "causal": 1.0}
     call = ATTENTION.call("forward", "bf16", **(dict.fromkeys(ATTENTION.fields, 0.0) | sizes))
     assert factor(call, 1e-2, load_platform("mi300x-platform").device) == pytest.approx(1.5)
+    assert SHIPPED.sustained["cdna attention"] == SHIPPED.sustained["hopper attention"]
 
 
 def test_numbers_survive_the_way_through_names() -> None:

@@ -80,3 +80,10 @@ def test_what_is_no_prediction_of_ours_is_refused(tmp_path, predicted, capsys, c
 def test_a_prediction_as_the_second_file_is_refused(tmp_path, predicted, capsys):
     assert main(["trace", str(write_run(tmp_path)), str(save(tmp_path, predicted)), "--compare"]) == 2
     assert "give it first" in capsys.readouterr().err
+
+
+def test_a_prediction_with_broken_text_is_refused(tmp_path, predicted, capsys):
+    saved = save(tmp_path, predicted)
+    saved.write_bytes(saved.read_bytes().replace(b'"resnet50"', b'"resnet\xe5"', 1))
+    assert main(["trace", str(saved), str(write_run(tmp_path)), "--compare"]) == 2
+    assert "is no prediction" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import numpy as np
 from traincast.simulator.prediction.breakdown import mask_module_numbers
 from traincast.simulator.prediction.document import SCHEMA, PredictionDocument
 from traincast.traces.classify import COMMUNICATION
-from traincast.traces.events import Kind
+from traincast.traces.events import UNREADABLE, Kind
 from traincast.traces.link import Linked
 from traincast.traces.profiler.kernels import find_kernels_in_steps
 from traincast.traces.profiler.rates import OpFinder
@@ -50,7 +50,7 @@ def read_prediction(path: Path) -> PredictionDocument:
     """A prediction as `traincast predict` printed it in JSON."""
     try:
         document = msgspec.json.decode(read_bytes(path, most=_LARGEST), type=PredictionDocument)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise TraincastError(f"'{path}' is no prediction: {error}; give what predict prints as JSON") from None
     if document.schema != SCHEMA:
         raise TraincastError(f"'{path}' has schema {document.schema}, this release reads {SCHEMA}: predict it again")
