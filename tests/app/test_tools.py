@@ -39,6 +39,11 @@ def test_what_a_tool_is_given_beside_its_fields_is_no_field(tool):
         tool("resnet50", "v100", fields={"on": "h100"})
 
 
+def test_a_path_that_no_file_can_have_is_refused():
+    with pytest.raises(TraincastError, match="cannot read"):
+        tools.trace("x" * 5000)
+
+
 def test_names_are_found_by_a_part_of_them():
     assert {row["model"] for row in tools.models("llama3-")} == {"llama3-8b", "llama3-70b", "llama3-405b"}
     assert all("h100" in row["platform"] or "H100" in row["device"] for row in tools.platforms("h100"))

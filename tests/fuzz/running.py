@@ -270,8 +270,10 @@ def _call(words: list[str]) -> int:
         arguments = None
     try:
         tool = getattr(tools, words[0])
-        if not isinstance(arguments, dict) or not set(arguments) <= set(inspect.signature(tool).parameters):
-            raise TraincastError("the call has to have a JSON object of the tool's arguments")  # says the protocol
+        try:
+            inspect.signature(tool).bind(**arguments)
+        except TypeError:  # says the protocol
+            raise TraincastError("the call has to have a JSON object of the tool's arguments") from None
         print(json.dumps(tool(**arguments)))
     except TraincastError as error:
         print(json.dumps(str(error)), file=sys.stderr)

@@ -185,7 +185,7 @@ def _list_files(paths: Sequence[str | Path]) -> list[Path]:
         if not str(name):
             raise TraincastError("'' is no trace; give the path of a file or a folder")
         path = Path(name)
-        if not path.is_dir():
+        if not _is_folder(path):
             files.append(path)
             continue
         inside = sorted(entry for entry in path.iterdir() if entry.name.endswith(SUFFIXES) and entry.is_file())
@@ -193,6 +193,13 @@ def _list_files(paths: Sequence[str | Path]) -> list[Path]:
             raise TraincastError(f"folder '{path}' holds no trace ({', '.join(SUFFIXES)})")
         files += inside
     return files
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # the name is too long, say: reading the file tells
+        return False
 
 
 def _rank_in_name(path: Path, default: int) -> int:
