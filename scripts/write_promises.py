@@ -137,8 +137,8 @@ are as they were in its tree, before its seeds were drawn."""
 SIEGES = """## The server
 
 `scripts/siege`: searches (some cancelled), uploads at and above the limit, half headers, slow bodies, a full disk, a
-clock that jumps by 400 days, workers killed, on two cores that others use too: `load` is the system's. A rude client
-gives up after 120 s; uploads waited for searches then, and are checked beside them now."""
+clock that jumps by 400 days, workers killed, on two cores that others use too: `load` is the system's. A client waits
+120 s; since b2a644d4 uploads are checked beside searches."""
 INTERRUPTIONS = """## Interruptions
 
 `scripts/interrupt`: SIGKILL, SIGINT and a full disk each so often (SIGTERM a fifth); `scripts/kill_bench` a bench."""
