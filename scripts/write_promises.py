@@ -126,7 +126,7 @@ this page. What a run found was repaired after it, on a later tree, but for the 
 MUTANTS = """## Changed files
 
 `scripts/fuzz --cases 20000 --seed S --log LOG`: files of every format, requests to the server and calls of agents,
-changed in their structure and byte by byte. By hand were found, and have tests: pipes that were waited for, 37 kB of
+changed in their structure and byte by byte. Found by hand: pipes that were waited for, 37 kB of
 Parquet that took 3 GB, a view without an end in a database. Before 73d3783c saved predictions were given in the wrong
 order: of 400 in the right one 7 broke a promise, of 800 after the repair none."""
 LAWS = """## Physics
@@ -136,7 +136,7 @@ LAWS = """## Physics
 are as they were in its tree, before its seeds were drawn."""
 SIEGES = """## The server
 
-`scripts/siege`: searches (some cancelled), uploads at and above the limit, half headers, slow bodies, a full disk, a
+`scripts/siege`: searches, uploads at and above the limit, half headers, slow bodies, a full disk, a
 clock that jumps by 400 days, workers killed, on two cores that others use too: `load` is the system's. A client waits
 120 s; since b2a644d4 uploads are checked beside searches."""
 INTERRUPTIONS = """## Interruptions
