@@ -178,3 +178,18 @@ def test_what_a_configuration_says_and_nobody_knows_is_refused(change, message: 
     path.write_text(json.dumps({**_QWEN, **change}))
     with pytest.raises(TraincastError, match=message):
         load_transformer(str(path))
+
+
+@pytest.mark.parametrize(
+    ("config", "normed"),
+    [
+        ({"model_type": "olmo2"}, True),
+        ({"model_type": "glm4_moe", "use_qk_norm": True}, True),
+        ({"model_type": "glm4_moe", "use_qk_norm": False}, False),
+        ({"model_type": "llama"}, False),
+    ],
+)
+def test_norms_of_queries_and_keys_are_the_class_s_or_the_configuration_s(config, normed, tmp_path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**_QWEN, "use_sliding_window": False, **config}))
+    assert load_transformer(str(path)).qk_norm is normed

@@ -60,7 +60,9 @@ def read_hugging_face_config(config: Mapping[str, Any], where: str) -> dict[str,
     table = {field: value for field, names in _SIZES.items() if (value := _take_first_field(config, names)) is not None}
     if family in ("falcon", "gpt_bigcode"):
         table["kv_heads"] = _count_falcon_kv_heads(config, table)
-    table |= {name: traits[name] for name in ("joined", "qk_norm", "post_norm") if name in traits}
+    table |= {name: traits[name] for name in ("joined", "post_norm") if name in traits}
+    said = _take_first_field(config, ("use_qk_norm", "qk_layernorm"))
+    table["qk_norm"] = bool(traits.get("qk_norm", False) if said is None else said)
     table["norm"] = traits.get("norm", "rms_by_ops")
     table["activation"] = _read_activation(config, traits, where)
     table["tied"] = bool(config.get("tie_word_embeddings", traits.get("tied", False)))
@@ -98,7 +100,7 @@ def _read_activation(config: Mapping[str, Any], traits: Mapping[str, Any], where
     said = str(config.get("feed_forward_proj") or "").lower()  # T5: "relu" or "gated-gelu"
     gated = said.startswith("gated") if said else traits.get("gated", True)
     names = ("hidden_act", "activation_function", "hidden_activation", "activation")
-    act = said.removeprefix("gated-") or str(_take_first_field(config, names) or traits.get("expected", "silu"))
+    act = said.removeprefix("gated-") or str(_take_first_field(config, names) or traits.get("hidden_act", "silu"))
     if act in _GELU_BY_OPS and not gated:
         return "gelu_new"
     kinds = _GATED if gated else _PLAIN
